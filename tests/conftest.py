@@ -25,6 +25,8 @@ from triforce_chat.cache_folder import CACHE_VARIABLE
 from triforce_chat.documents import apart, child
 from triforce_chat.engine.cpu_kernels import compiled
 from triforce_chat.loading import device
+from triforce_chat.models import kept_files
+from triforce_chat.settings.paths import models_folder
 
 # Programs that tests start import the same helpers.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -45,6 +47,19 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test's own, which does not exist yet."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_readings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What transformers reads of tiny models is not kept among that of the user's models."""
+    own = tmp_path_factory.mktemp("readings")
+
+    def folder() -> Path:
+        return models_folder() if os.environ.get(CACHE_VARIABLE) else own
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_files, "models_folder", folder)
+        yield
 
 
 @pytest.fixture

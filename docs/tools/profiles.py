@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from records import Json, number, record, source, table
 
 LEVELS = (
@@ -13,9 +15,9 @@ LEVELS = (
 )
 
 
-def rounds() -> str:
+def rounds(name: str) -> str:
     """A mean round on chip."""
-    return _profiles("h200-profile") + "\n" + source("h200-profile")
+    return _profiles(name) + "\n" + source(name)
 
 
 def offload_round() -> str:
@@ -82,7 +84,8 @@ def kernels() -> str:
 
 
 TABLES = {
-    "rounds": rounds,
+    "rounds": partial(rounds, "h200-profile"),
+    "rounds-since": partial(rounds, "h200-profile-draft"),
     "offload-round": offload_round,
     "bandwidth": bandwidth,
     "kernels": kernels,

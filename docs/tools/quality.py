@@ -405,7 +405,7 @@ TABLES = {
     "perplexity": perplexity,
     "facts-by-kv": facts_by_kv,
     "eviction": partial(eviction, "cpu-eviction"),
-    "h200-eviction": partial(eviction, "h200-eviction"),
+    "h200-eviction": partial(eviction, "h200-eviction", "h200-eviction-h2o"),
     "eviction-example": eviction_example,
     "policies": policies,
     "acceptance": acceptance,

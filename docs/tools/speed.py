@@ -28,12 +28,13 @@ LONG = 124_928
 # Records of stacks on the same text, by models that the preset names.
 SAME_TEXT = (
     *("large", "medium", "large-draft", "large-7b-contexts", "large-8b", "large-13b", "large-offload"),
-    *("small-same", "small-offload"),
+    *("small-same", "small-offload", "small-offload-attention"),
+    *("penalty-same", "8b-same", "four-bits-8b-131000"),
 )
 PEER = "llama.cpp"
 PEERS = (
     *("cpu-peer-small", "cpu-peer-0.5b", "cpu-peer-0.5b-8192", "cpu-peer-0.5b-32600"),
-    *("cpu-peer-1.5b", "cpu-peer-1.5b-8192"),
+    *("cpu-peer-1.5b", "cpu-peer-1.5b-8192", "cpu-peer-1.5b-32600"),
 )
 KVS = ("float16", "int8", "int4")
 H200_KVS = ("auto", "int8", "fp8", "int4")
@@ -869,6 +870,8 @@ TABLES = {
     "offload-baselines": partial(offload_int4, "h200-offload-baselines"),
     "card-8b": partial(offload_int4, "h200-card-8b"),
     "million": partial(offload_int4, "h200-million"),
+    "million-offload": partial(offload_int4, "h200-million-offload"),
+    "offload-settings": partial(by_setting, "gamma`, `--budget`, `--policy", "h200-offload-settings"),
     "h200-kv": partial(
         formats, [f"h200-perplexity-{each}" for each in H200_KVS], [f"h200-kv-{each}" for each in H200_KVS]
     ),
@@ -877,6 +880,10 @@ TABLES = {
     "trees-auto": partial(by_setting, "tree", "h200-trees-auto"),
     "trees-offload": partial(by_setting, "tree", "h200-trees-offload"),
     "trees-short": partial(trees_short, "h200-trees-short"),
+    "trees-short-13b": partial(trees_short, "h200-trees-short-13b"),
+    "weights-34b": partial(by_setting, "tree", "h200-weights-34b"),
+    "offload-drafts": partial(offload_int4, "h200-offload-drafts"),
+    "small-offload-mean": partial(offload_int4, "h200-small-offload-mean"),
     "trees-sizes": partial(trees_sizes, "h200-trees-sizes"),
     "card": card,
     "contexts": contexts,

@@ -96,8 +96,9 @@ def test_prompts_are_those_that_the_template_makes_of_texts(folder: Path) -> Non
     whole = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
     turns = [("system", "Be brief."), ("user", "Where?"), ("assistant", whole), ("user", "And then?")]
     messages = [{"role": role, "content": text} for role, text in turns]
-    rendered = session.loaded.tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True
+    tokenizer = session.loaded.tokenizer
+    rendered = tokenizer.apply_chat_template(
+        messages, chat_template=tokenizer.chat_template, add_generation_prompt=True
     )
     assert next_prompt(session) == rendered
 

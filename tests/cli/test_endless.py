@@ -13,7 +13,7 @@ from support.schemas import schema_errors
 from support.tiny_models import mute_special_tokens, save_model
 
 from triforce_chat.errors import UsageError
-from triforce_chat.loading.device import require_cpu_if_endless
+from triforce_chat.loading.device import require_own_memory_if_endless
 from triforce_chat.settings.paths import kv_folder
 from triforce_chat.settings.settings import Settings
 
@@ -97,7 +97,7 @@ def test_a_stream_of_questions(ask: Ask) -> None:
             ["a", "--endless", "h2o", "--keep", "280"],
             "--keep 280 is too small: 16 sinks, a window of 240",
         ),
-        ("ask", ["a", "--endless", "h2o", "--tp", "2"], "--endless h2o runs on a CPU in one process"),
+        ("ask", ["a", "--endless", "h2o", "--tp", "2"], "--endless h2o runs in one process"),
         ("ask", ["a", "--endless", "rot"], "no endless 'rot'; choose one of off, streaming"),
         ("verify", ["--endless", "h2o"], "--endless is for chat, ask, summarize"),
         ("chat", ["-"], "chat reads your questions from standard input"),
@@ -109,8 +109,10 @@ def test_usage(ask: Ask, command: str, arguments: list[str], told: str) -> None:
     assert told in " ".join(done.err.split())
 
 
-def test_a_gpu_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="--endless h2o runs on a CPU only, so far: choose --device cpu"):
-        require_cpu_if_endless(Settings(endless="h2o"), "cuda:0")
-    require_cpu_if_endless(Settings(endless="h2o"), "cpu")
-    require_cpu_if_endless(Settings(), "cuda:0")
+def test_what_moves_is_in_the_memory_of_the_gpu() -> None:
+    settings = Settings(endless="h2o", offload=True)
+    with pytest.raises(UsageError, match="--endless h2o moves tokens on the GPU: leave out --offload"):
+        require_own_memory_if_endless(settings, "cuda:0")
+    require_own_memory_if_endless(settings, "cpu")
+    require_own_memory_if_endless(Settings(endless="h2o"), "cuda:0")
+    require_own_memory_if_endless(Settings(offload=True), "cuda:0")

@@ -110,14 +110,43 @@ def test_weights_in_host_memory() -> None:
     streamed = 32 - plan["gpu_layers"]
     assert plan["pass_ms"] == pytest.approx(1000 * plan["bytes"]["host"] / 55e9, abs=0.1)
     assert f"fits with the weights of {streamed} of 32 layers in host memory" in run(*model)[1].splitlines()
+    copied = plan["copied"]
+    assert copied["token"] == copied["draft"] == plan["bytes"]["host"]
+    assert copied["otherwise"] is None  # keys and values in host memory would not make enough room
+    assert any(
+        line.startswith("each forward") and " for a token " in line for line in run(*model)[1].splitlines()
+    )
     fewer = plan_of(*model, "--gpu-layers", 3)
     assert (fewer["gpu_layers"], fewer["fits"]) == (3, True)
     assert "gpu_layers" not in plan_of(*model, "--gpu-layers", 32)
     long = ("--model", "llama-3.1-8b", *SMALL_CARD)
     assert "gpu_layers" not in plan_of(*long)  # a shorter context fits
-    assert plan_of(*long, "--context", 131_072)["gpu_layers"] < 32
+    both = plan_of(*long, "--context", 131_072)
+    assert both["gpu_layers"] < 32
+    assert both["copied"]["draft"] > both["copied"]["token"] > both["bytes"]["host"]
     for stack in ("triforce", "retrieval"):  # would have to wait for the same weights at two levels
         assert plan_of(*model, "--stack", stack)["verdict"] == "does not fit"
+
+
+def test_trees_under_the_target_need_keys_and_values_on_the_gpu() -> None:
+    model = (
+        "--model",
+        "llama-3.1-8b",
+        "--context",
+        65_536,
+        "--device-memory",
+        "24GB",
+        "--host-memory",
+        "64GB",
+    )
+    chains, trees = (plan_of(*model, "--stack", "naive", *more) for more in ((), ("--tree", "sequoia")))
+    assert chains["resident_layers"] < 32
+    assert "gpu_layers" not in chains
+    assert (trees["resident_layers"], trees["fits"]) == (32, True)
+    assert trees["gpu_layers"] < 32
+    assert trees["copied"]["token"] > chains["copied"]["token"] == trees["copied"]["otherwise"]
+    lookup = plan_of(*model, "--stack", "lookup", "--tree", "sequoia")  # drafts none
+    assert lookup["resident_layers"] < 32
 
 
 def test_the_advice_is_good() -> None:

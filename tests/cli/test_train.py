@@ -13,6 +13,7 @@ import torch
 from support import commands
 from support.long_texts import prose
 from support.trained_models import load, save_target
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from triforce_chat.chat.events import ChatEvent
@@ -329,7 +330,7 @@ def test_a_draft_of_another_vocabulary_is_refused_at_once(
 
 def test_targets_of_different_tokens_share_no_draft(shelf: Path, tmp_path: Path) -> None:
     save_target(tmp_path / "other", hidden_size=64, head_dim=16)
-    tokenizer = load(tmp_path / "other").tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "other")
     tokenizer.add_tokens(["unheard"])
     tokenizer.save_pretrained(tmp_path / "other")
     targets = ("--model", shelf / "base", "--also", tmp_path / "other")

@@ -16,6 +16,9 @@ pytest.importorskip("triton")
 
 from support import dry_probe
 
+from triforce_chat.engine.compile_ahead import LOOKED_UP
+from triforce_chat.engine.speculation.stacks import MOST_DRAFT_GAMMA, MOST_GAMMA, STREAMED_GAMMA
+
 FORWARD = {"_norm_row", "_gate", "_rotate_head", "_attend", "_join"}
 COMPILED = {
     **os.environ,
@@ -52,6 +55,10 @@ def test_whatever_an_engine_launches_is_compiled_ahead(found: dict[str, Any]) ->
     }
 
 
+def test_lookups_are_compiled_for_all_numbers_of_tokens_that_levels_draft() -> None:
+    assert (MOST_DRAFT_GAMMA, MOST_GAMMA, STREAMED_GAMMA) == LOOKED_UP
+
+
 def test_what_weighs_and_reads_by_lists_is_compiled_ahead(found: dict[str, Any]) -> None:
     launched, missed = found["lists"]
     assert missed == []
@@ -75,13 +82,14 @@ def test_whatever_several_sequences_launch_is_compiled_ahead(found: dict[str, An
 def test_whatever_trees_launch_is_compiled_ahead(found: dict[str, Any]) -> None:
     ahead, missed = found["trees"]
     assert missed == []
-    assert {"_draw", "_walk", "_keep"} <= set(ahead)
+    assert {"_weigh_tiles", "_draw_one_by_one", "_write_laws", "_walk", "_keep"} <= set(ahead)
 
 
 def test_whatever_a_small_draft_launches_is_compiled_ahead(found: dict[str, Any]) -> None:
     launched, missed = found["small draft"]
     assert missed == []
-    assert set(launched) == {"_attend_head", "_add_neurons", "_norm_last"}
+    blocks = {"_attend_head", "_add_neurons", "_settle", "_norm_last"}
+    assert set(launched) == blocks | {"_weigh_tiles", "_draw_one_by_one", "_write_laws"}
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "biased"])

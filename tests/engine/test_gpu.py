@@ -15,6 +15,7 @@ from support.labs import SMALL_BUDGET, perturbed, random_model, spell
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from triforce_chat.engine import prefix_cache
+from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.quantization import FP8, INT4, INT8, format_name
 from triforce_chat.engine.cache.quantized import storage_for
@@ -72,13 +73,28 @@ def test_samples_follow_the_targets_law(stack: str) -> None:
     assert test.p_value > 1e-4
 
 
-def test_auto_chooses_a_level_over_a_copy_of_what_streams() -> None:
-    """A GPU has room for it, and answers stay those of plain decoding."""
+def test_auto_has_a_level_over_few_of_the_keys_that_stream() -> None:
+    """And none over a quantized copy of all; answers stay those of plain decoding."""
     engine = engine_on("cuda", "auto", OffloadedKV)
-    assert [arm.drafter.name for arm in engine.top.planner.arms][:2] == ["int4", "retrieval"]
+    assert [arm.drafter.name for arm in engine.top.planner.arms] == ["retrieval", "draft"]
     events = [event for event in engine.answer(Request(PROMPT, 120)) if isinstance(event, Verified)]
-    assert {"target", "int4", "retrieval"} <= {event.level for event in events}
+    assert {"target", "retrieval"} <= {event.level for event in events}
     assert greedy_test(engine, Request(PROMPT, 120)).mismatches == 0
+
+
+@pytest.mark.parametrize("stack", ["auto", "triforce", "retrieval", "streaming"])
+@pytest.mark.parametrize("policy", ["mean", "attention"])
+def test_long_drafts_over_keys_in_host_memory(stack: str, policy: str) -> None:
+    """Planned as settings do there: the prompt's end selects, and proposals have more room."""
+    pair, options = (
+        engine_on("cuda"),
+        StackOptions(stack, policy=policy, budget=Budget(tokens=64), streams=True),
+    )
+    engine = Engine(pair.target, 900, TextCodec(spell), pair.draft, options, storage=OffloadedKV)
+    events = [event for event in engine.answer(Request(PROMPT * 4, 200)) if isinstance(event, Verified)]
+    first = next(event for event in events if event.level == "target")
+    assert first.proposed > 0 or stack == "auto"  # which drafts by what it costs on this GPU
+    assert greedy_test(engine, Request(PROMPT * 4, 200)).mismatches == 0
 
 
 def view_on(
@@ -184,9 +200,11 @@ def test_auto_measures_both_kernels(empty_cache: Any) -> None:
 KEPT = (INT8, INT4, FP8)
 
 
-def narrow_engine(kv: torch.dtype, stack: str, storage: Any = storage_for) -> Engine:
+def narrow_engine(
+    kv: torch.dtype, stack: str, storage: Any = storage_for, dtype: torch.dtype = torch.bfloat16
+) -> Engine:
     torch.manual_seed(11)
-    model = random_model(head_dim=64).to("cuda", torch.bfloat16)
+    model = random_model(head_dim=64).to("cuda", dtype)
     draft = perturbed(model, 0.02)
     options = StackOptions(name=stack, gamma=5, draft_gamma=2, budget=SMALL_BUDGET)
     target = Runner(copy.deepcopy(model), kv=kv)
@@ -218,10 +236,14 @@ def test_host_memory_gives_the_same_tokens_in_fp8() -> None:
 def test_narrow_keys_of_a_prefill_are_those_of_decoding(
     kv: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Read at once, in pieces, or token by token by captured forwards: what is kept differs by rounding alone."""
+    """Read at once, in pieces, or a few tokens at a time as in decoding: what is kept differs by rounding alone.
+
+    In fp32: a prefill and decoding round the rotations of bfloat16 at other places, which an attention as sharp as that
+    of random weights makes much of.
+    """
     prompt, kept = (PROMPT * 5)[:400], []
     for chunk in (8192, 100, 7):
-        engine = narrow_engine(kv, "autoregressive")
+        engine = narrow_engine(kv, "autoregressive", dtype=torch.float32)
         monkeypatch.setattr(prefix_cache, "GPU_PREFILL_CHUNK", 100 if chunk == 100 else 8192)
         if chunk == 7:
             for piece in torch.tensor(prompt, device="cuda").split(chunk):
@@ -234,7 +256,7 @@ def test_narrow_keys_of_a_prefill_are_those_of_decoding(
         )
     for other in kept[1:]:
         for mine, first in zip(other, kept[0], strict=True):
-            assert (mine - first).abs().mean() < 0.02 * first.abs().mean()
+            assert (mine - first).abs().mean() < 0.005 * first.abs().mean()
 
 
 def test_prefill_in_pieces_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

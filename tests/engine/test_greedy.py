@@ -14,7 +14,8 @@ from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Finished, Prefilled, Rebuilt
-from triforce_chat.engine.speculation.planner import Plan, Planner
+from triforce_chat.engine.speculation.plan import Plan
+from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import Builder, StackOptions
 from triforce_chat.errors import UsageError

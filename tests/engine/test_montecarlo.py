@@ -25,7 +25,8 @@ from triforce_chat.engine.sampling.ops import Uniforms, truncate
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.draft_model import DraftModel
-from triforce_chat.engine.speculation.planner import Plan, Planner
+from triforce_chat.engine.speculation.plan import Plan
+from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.tree_plan import TreeOptions
 

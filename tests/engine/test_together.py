@@ -30,7 +30,7 @@ from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation import speculative
 from triforce_chat.engine.speculation.calibration import bucket_of
-from triforce_chat.engine.speculation.planner import rounds_together
+from triforce_chat.engine.speculation.rounds_ahead import rounds_together
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.engine.speculation.tree_plan import TreeOptions

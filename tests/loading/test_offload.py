@@ -10,13 +10,14 @@ import pytest
 import torch
 from support.tiny_models import save_model
 
+from triforce_chat.engine.cache.eviction import EVICTIONS
 from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.group import SINGLE
 from triforce_chat.engine.speculation.stacks import STREAMED_GAMMA
-from triforce_chat.errors import UsageError
+from triforce_chat.errors import OutOfMemory, UsageError
 from triforce_chat.loading import load_engine as loading
 from triforce_chat.loading import planning
 from triforce_chat.loading.device import cap_memory
@@ -131,7 +132,7 @@ def test_the_flag_offloads_all_layers(model: Path, monkeypatch: pytest.MonkeyPat
     assert engine.full.storage.resident == 0
 
 
-@pytest.mark.parametrize(("resident", "gamma"), [(2, 32), (LAYERS, 16)])
+@pytest.mark.parametrize(("resident", "gamma"), [(2, STREAMED_GAMMA), (LAYERS, 16)])
 def test_the_planner_may_draft_more_where_verifications_stream(
     model: Path, resident: int, gamma: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +142,68 @@ def test_the_planner_may_draft_more_where_verifications_stream(
     assert engine.top.planner.most == gamma
     engine.restack(stack_options(settings, CONTEXT))  # as a changed setting in a chat does
     assert engine.top.planner.most == gamma
+
+
+def planned(model: Path, sizes: Sizes, monkeypatch: pytest.MonkeyPatch, **more: Any) -> MemoryPlan:
+    with monkeypatch.context() as patch:
+        patch.setattr(planning, "available_memory", lambda *_: sizes)
+        description = describe_source(resolve(str(model)))
+        return planning.memory_plan(
+            EngineSpec(settings_of(model, **more)), description, None, CONTEXT, SINGLE
+        )
+
+
+@pytest.mark.parametrize(
+    ("more", "budget"),
+    [
+        ({}, 1024),
+        ({"budget": 200}, 200),
+        ({"seed": 3}, 512),
+        ({"context": 16_384}, 4096),
+        ({"offload": False}, 512),
+    ],
+)
+def test_a_retrieval_cache_grows_where_keys_and_values_stream(
+    model: Path, more: dict[str, Any], budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(model, Sizes(HUGE, HUGE), monkeypatch, **{"offload": True, **more})
+    assert plan.workload.caches.budget == budget
+
+
+def test_a_retrieval_cache_grows_no_further_than_there_is_room(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And never pushes a layer's keys and values off the device."""
+    largest = planned(model, Sizes(HUGE, HUGE), monkeypatch, offload=True, context=131_072)
+    assert largest.workload.caches.budget == 16_384
+    found = []
+    for less in range(1, 7):
+        sizes = Sizes(int(largest.device * (1 - less / 7) / 0.95), HUGE)
+        plan = planned(model, sizes, monkeypatch, offload=True, context=131_072)
+        found += [plan.workload.caches.budget] if plan.fits else []
+    assert found == sorted(found, reverse=True)
+    assert {8192, 4096} <= {*found}
+    resident = needs(model, 1, monkeypatch)
+    assert planned(model, Sizes(resident, HUGE), monkeypatch).resident == 1
+
+
+@pytest.mark.parametrize(("more", "streams"), [({}, True), ({"tree": "sequoia"}, True), ({"seed": 3}, False)])
+def test_drafts_over_what_streams_are_planned_as_such_without_a_seed(
+    model: Path, more: dict[str, Any], streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = loaded(settings_of(model, offload=True, **more), monkeypatch, Sizes(HUGE, HUGE))
+    assert engine.options.streams is streams
+    near, _ = loaded(settings_of(model, **more), monkeypatch, Sizes(HUGE, HUGE))
+    assert not near.options.streams
+
+
+def test_a_policy_that_lists_slots_takes_a_copy_where_some_layers_stream(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan without that copy would fit with all layers on the device, and another one be made of it."""
+    plan = planned(model, Sizes(needs(model, 2, monkeypatch), HUGE), monkeypatch, policy="attention")
+    assert plan.resident == 2
+    assert not plan.workload.caches.in_place
 
 
 def test_a_cpu_has_one_memory(model: Path) -> None:
@@ -177,8 +240,26 @@ def test_expensive_verifications_make_longer_drafts() -> None:
         arm.curve.overall = Average(1.0, 100, 95)
         planner = Planner([arm], most=STREAMED_GAMMA)
         for _ in range(50):
-            planner.times.add(1, verification)
-            planner.times.add(9, verification)
+            planner.times.steps.add(1, verification)
+            planner.times.steps.add(9, verification)
         chosen.append(planner._drafted(arm, STREAMED_GAMMA).n)
     assert chosen[0] < 8
     assert chosen[1] > 20
+
+
+@pytest.mark.parametrize("policy", EVICTIONS)
+def test_an_endless_conversation_moves_tokens_on_the_device_alone(
+    model: Path, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they do not fit, nothing goes to host memory; the queries that weigh them are counted."""
+    sizes = Sizes(needs(model, 0, monkeypatch), HUGE)
+    assert isinstance(
+        loaded(settings_of(model, context=CONTEXT), monkeypatch, sizes)[0].full.storage, OffloadedKV
+    )
+    settings = settings_of(model, endless=policy, keep=CONTEXT)
+    with pytest.raises(OutOfMemory, match=r"no memory for a cache of 4,096 tokens; .*--keep \d+ is the most"):
+        loaded(settings, monkeypatch, sizes)
+    engine, _ = loaded(settings, monkeypatch, Sizes(HUGE, HUGE))
+    description = describe_source(resolve(settings.model))
+    plan = planning.memory_plan(EngineSpec(settings), description, None, CONTEXT, SINGLE)
+    assert plan.workload.layout.queries == engine.full.queries.size

@@ -30,6 +30,7 @@ from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.planning import memory_plan, plan_for
 from triforce_chat.loading.prepare import format_in_use, prepare
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
+from triforce_chat.memory_plan.messages import weights_line
 from triforce_chat.memory_plan.plan import SPARE, Memory, MemoryPlan
 from triforce_chat.models.describe import describe
 from triforce_chat.models.load import LoadedModel, load_model
@@ -37,6 +38,7 @@ from triforce_chat.models.packed import QWEN_CODER_0_5B
 from triforce_chat.models.placement import OnCpu, OnGpu
 from triforce_chat.models.progress import ignore_progress
 from triforce_chat.models.registry import resolve
+from triforce_chat.models.shapes import find_shape
 from triforce_chat.models.stored_weights import stored_weights
 from triforce_chat.settings.settings import Settings
 
@@ -170,6 +172,30 @@ def test_a_gpu_keeps_the_format_where_expanded_weights_do_not_fit(
     assert planned(enough, dtype="bfloat16").workload.stored is None
 
 
+def test_a_gpu_streams_the_format_where_not_even_that_fits(file: Path) -> None:
+    """It is fewer bytes than expanded weights, whether the memory or the user has some of them in host memory."""
+
+    def planned(memory: Memory, context: int = 20, **changes: Any) -> MemoryPlan:
+        machine = torch.device("cuda"), torch.bfloat16, memory
+        given = settings(file, device="auto", context=context, stack="lookup", **changes)
+        return plan_for(given, describe(str(file)), None, context, machine, 1)
+
+    plenty = Memory(10**9, 10**9)
+    place = OnGpu(torch.device("cuda"), torch.bfloat16)
+    stored = stored_weights(resolve(str(file)), place)
+    assert stored is not None
+    for dtype in ("auto", "stored"):
+        asked = planned(plenty, gpu_layers=1, dtype=dtype)
+        assert asked.workload.stored == stored
+        assert asked.workload.streamed_weights == stored.blocks[1] == asked.copied()
+        assert weights_line(asked).startswith("weights of 1 of 2 layers in host memory (")
+        assert ", layer 2 in Q4_K_M): " in weights_line(asked)
+    expanded = planned(plenty, gpu_layers=1, dtype="bfloat16")
+    assert expanded.workload.stored is None
+    assert expanded.copied() > 1.5 * stored.blocks[1]
+    assert planned(plenty, gpu_layers=2).workload.stored is None  # they all fit
+
+
 def test_small_gpus_expand(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, keeps in (((8, 9), False), ((9, 0), True)):
         monkeypatch.setattr(device, "find_gpu", lambda _, own=capability: Gpu(own, 10**9))
@@ -297,6 +323,43 @@ def test_greedy_answers_on_a_gpu(file: Path, stack: str) -> None:
     assert len(plain) == 40
     # The kernel depends on the number of rows: where rounding decides, the answers may differ.
     assert judge(made, Request(PROMPT, 40, past_end=True), answer(made), plain).mismatches == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stack", ["naive", "lookup"])
+def test_layers_that_pass_through_a_gpu_answer_the_same(file: Path, stack: str) -> None:
+    draft = write_quantized_gguf(file.parent / "draft.gguf", seed=3, context=512)
+    given = {"draft": str(draft), "stack": stack, "device": "cuda", "dtype": "stored", "gamma": 4}
+    spec, notes = EngineSpec(settings(file, **given, gpu_layers=1)), list[str]()
+    passing, loaded = load_engine(spec, LoadHooks(note=notes.append))
+    there, _ = engine(settings(file, **given))
+    assert loaded.stored is not None
+    assert loaded.streamed is not None
+    assert loaded.streamed.nbytes == sum(loaded.stored.blocks[1:])
+    assert any(note.startswith("weights of 1 of 2 layers in host memory (") for note in notes)
+    assert any("layer 2 in Q4_K_M): " in note for note in notes)
+    plain = answer(there, plain=True)
+    assert answer(passing, plain=True) == plain
+    assert judge(there, Request(PROMPT, 40, past_end=True), answer(passing), plain).mismatches == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["llama-2-7b", "llama-2-7b:8bit"])
+def test_an_inflated_model_s_rounded_layers_pass_through_a_gpu(tmp_path: Path, name: str) -> None:
+    small = save_model(tmp_path / "small", max_position_embeddings=512, initializer_range=0.3)
+    shape = replace(find_shape(name), hidden=128, layers=4, heads=8, kv_heads=4, head_dim=32, mlp=320)
+    given = {"stack": "autoregressive", "device": "cuda", "dtype": "stored"}
+    made = []
+    for resident in (4, 1):
+        chosen = settings(small, **given, gpu_layers=resident)
+        made.append(load_engine(EngineSpec(chosen, 400, shape), LoadHooks()))
+    (there, whole), (passing, loaded) = made
+    assert whole.streamed is None
+    assert loaded.streamed is not None
+    assert loaded.stored is not None
+    assert loaded.format == ("Q8_0" if name.endswith("8bit") else "Q4_0")
+    assert loaded.streamed.nbytes == 3 * loaded.stored.blocks[0]
+    assert answer(passing) == answer(there)
 
 
 @pytest.mark.gpu

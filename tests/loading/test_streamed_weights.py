@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support import plain_kernels
 from support.tiny_models import save_model
 
+from triforce_chat.cli.chat import model_label
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward.streamed_weights import StreamedWeights
@@ -24,6 +28,7 @@ from triforce_chat.models.describe import describe_source
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.shapes import BigShape
+from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import Settings
 
 LAYERS, CONTEXT = 5, 64
@@ -94,6 +99,9 @@ def test_as_many_layers_as_the_flag_says(model: Path, monkeypatch: pytest.Monkey
     assert target.streamed is not None
     assert target.streamed.resident == 3
     assert answers(engine) == answers(plain)
+    session: Any = SimpleNamespace(loaded=target, settings=settings_of(model))
+    label = model_label(Options(model="tiny"), session, False)
+    assert label == f"tiny in {target.format}, from layer 4 on streamed from host memory"
     keys = [about(each, None, 1) for each in (whole, target)]
     assert keys[1] == {**keys[0], "gpu_layers": 3}  # what was measured with all of them there says nothing
     engine, target, _ = loaded(EngineSpec(settings_of(model, gpu_layers=LAYERS)), monkeypatch, sizes)
@@ -121,6 +129,28 @@ def test_an_inflated_model_is_built_layer_by_layer(model: Path, monkeypatch: pyt
     assert answers(engine) == answers(plain)
 
 
+@pytest.mark.parametrize(("bits", "format"), [(4, "Q4_0"), (8, "Q8_0")])
+def test_an_inflated_model_is_rounded_before_its_layers_are_placed(
+    model: Path, bits: int, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    plain_kernels.replace(monkeypatch)
+    made = []
+    for count in (BIG.layers, 2):
+        spec = EngineSpec(
+            settings_of(model, dtype="stored", gpu_layers=count), CONTEXT, replace(BIG, bits=bits)
+        )
+        made.append(loaded(spec, monkeypatch, Sizes(HUGE, HUGE)))
+    (there, whole, _), (engine, target, notes) = made
+    assert whole.streamed is None
+    assert target.streamed is not None
+    assert target.stored is not None
+    assert (target.format, len(target.streamed.homes)) == (format, 4)
+    assert target.streamed.nbytes == sum(target.stored.blocks[2:])
+    assert any(f", layers 3 to 6 in {format}): " in note for note in notes)
+    assert answers(engine) == answers(there)
+
+
 def test_a_cpu_has_one_memory(model: Path) -> None:
     notes: list[str] = []
     _, target = load_engine(EngineSpec(settings_of(model, gpu_layers=1)), LoadHooks(note=notes.append))
@@ -137,7 +167,7 @@ def test_a_stack_that_makes_no_sense_is_refused_before_weights_are_read(
         loaded(EngineSpec(settings_of(model, gpu_layers=1, stack=stack)), monkeypatch, Sizes(HUGE, HUGE))
 
 
-@pytest.mark.parametrize(("given", "named"), [({"tp": 2}, "--tp 2"), ({"dtype": "stored"}, "--dtype stored")])
-def test_what_goes_without_weights_in_host_memory(given: dict[str, Any], named: str) -> None:
-    with pytest.raises(UsageError, match=f"--gpu-layers is for one process .*: leave out {named}"):
-        Settings(gpu_layers=1, **given)
+def test_several_processes_go_without_weights_in_host_memory() -> None:
+    with pytest.raises(UsageError, match="--gpu-layers is for one process: leave out --tp 2"):
+        Settings(gpu_layers=1, tp=2)
+    assert Settings(gpu_layers=1, dtype="stored").gpu_layers == 1

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from support.caches import buffer_of
 from support.labs import ARCHITECTURES, Lab, random_model
 from torch import nn
@@ -39,25 +40,31 @@ from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan.batch import plan_batch
 from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.memory_plan.inputs import CPU, GPU, caches_of_several, workload_of
-from triforce_chat.memory_plan.messages import advice, plan_line, rows, verdict
+from triforce_chat.memory_plan.messages import advice, plan_line, rows, verdict, weights_line
 from triforce_chat.memory_plan.plan import (
     CONTEXT_STEP,
+    DRAFT,
+    MIDDLE_LEVEL,
     SPARE,
     Memory,
     MemoryPlan,
     largest_context,
+    other_way,
     place_kv,
     resident_layers,
     with_resident_weights,
 )
 from triforce_chat.memory_plan.remedies import find_remedies
+from triforce_chat.memory_plan.rounded import stored_of
 from triforce_chat.memory_plan.workload import Workload
 from triforce_chat.models import published
 from triforce_chat.models.describe import Description
 from triforce_chat.models.presets import PRESETS
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.shapes import find_shape
+from triforce_chat.models.stored_format import StoredWeights
 from triforce_chat.settings.settings import Settings
+from triforce_chat.settings.sizes import readable
 
 GB = 10**9
 # Whole numbers of the blocks that oneDNN packs weights in, so that packing pads nothing.
@@ -601,7 +608,7 @@ def test_as_many_layers_as_fit_keep_their_weights_on_the_device() -> None:
         assert (plan.fits, plan.offloaded) == (True, False)
         more = replace(plan.workload, gpu_layers=count + 1)
         assert not MemoryPlan(more, memory, work.target.layers).fits_device
-        assert plan.host == (40 - count) * work.layer_weights
+        assert plan.host == sum(work.layer_weights[count:])
         counts.append(count)
     assert counts == sorted({*counts})
     assert place_kv(work, Memory(32 * GB, 64 * GB)).verdict == "fits"
@@ -617,10 +624,89 @@ def test_weights_and_keys_and_values_in_host_memory() -> None:
     assert not place_kv(plan.workload, plan.memory, "never").fits
 
 
-def test_keys_and_values_go_first() -> None:
-    """They are fewer in shorter texts, and leave the levels below the target what they read."""
+def test_keys_and_values_go_first_where_a_middle_level_drafts() -> None:
+    """They leave the levels below the target what they read, and that makes up for some more bytes."""
     plan = place_kv(streamable(published.LLAMA_2_7B, 32_768, "auto"), Memory(24 * GB, 64 * GB))
     assert (plan.offloaded, plan.workload.streamed_layers) == (True, 0)
+    other = other_way(plan)
+    assert other is not None
+    assert (other.offloaded, other.workload.streamed_layers > 0) == (False, True)
+    assert other.copied() < plan.copied() < MIDDLE_LEVEL * other.copied()
+    (remark,) = (text for name, _, text in rows(plan, None) if name == "each forward")
+    assert remark.endswith(
+        f"; keys and values stream, as weights would be {readable(other.copied())} but leave no middle level, which "
+        "confirms about 3 times the tokens"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "context", "gigabytes", "stack", "weights"),
+    [
+        (None, 16_384, 16, "naive", False),  # two buffers are of 0.4 GB a layer, and of 0.27
+        (None, 32_768, 22, "naive", True),  # and of 0.4 GB, and of 0.54
+        (Kind.Q8_0, 32_768, 22, "naive", True),
+        (
+            Kind.Q8_0,
+            32_768,
+            22,
+            "auto",
+            False,
+        ),  # fewer, but not by so much that they make up for a middle level
+        (Kind.Q4_0, 32_768, 24, "auto", True),
+    ],
+)
+def test_what_copies_fewer_bytes_streams(
+    kind: Kind | None, context: int, gigabytes: int, stack: str, weights: bool
+) -> None:
+    """Of keys and values, and of weights in the format that they are kept in."""
+    work = streamable(published.LLAMA_2_7B, context, stack)
+    work = replace(work, stored=kind and stored_of(work.target, 2, kind))
+    plan = place_kv(work, Memory(gigabytes * GB, 128 * GB))
+    other = other_way(plan)
+    assert plan.fits
+    assert other is not None
+    assert other.fits
+    assert (plan.workload.streamed_layers > 0, plan.offloaded) == (weights, not weights)
+    assert (other.workload.streamed_layers > 0, other.offloaded) == (not weights, weights)
+    gain = MIDDLE_LEVEL if stack == "auto" else 1
+    from_host = plan if weights else other
+    assert weights == (from_host.copied() < (other if weights else plan).copied() / gain)
+    assert from_host.copied() == from_host.workload.streamed_weights
+
+
+def test_a_draft_s_keys_and_values_go_home() -> None:
+    plan = place_kv(workload(published.LLAMA_2_7B, 65_536), Memory(24 * GB, 64 * GB))
+    away = 32 - plan.resident
+    assert plan.copied(DRAFT) - plan.copied() == 15 * away * 2 * 4096 * 2
+    assert plan.copied() == away * (plan.workload.layer_kv + 2 * 4096 * 2)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0])
+def test_quantized_layers_stream_as_they_are_stored(kind: Kind) -> None:
+    work = streamable(published.CODELLAMA_34B, 1024)
+    work = replace(work, stored=stored_of(work.target, 2, kind))
+    memory = Memory(20 * GB, 128 * GB)
+    plan = place_kv(work, memory)
+    assert (plan.fits, plan.offloaded) == (True, False)
+    assert work.stored is not None
+    streamed, each = plan.workload.streamed_layers, work.stored.blocks[0]
+    assert plan.host == streamed * each
+    assert plan.workload.weights == work.stored.bytes - (streamed - 2) * each
+    more = replace(plan.workload, gpu_layers=48 - streamed + 1)
+    assert not MemoryPlan(more, memory, 48).fits_device
+    remarks = {name: remark for name, _, remark in rows(plan, None)}
+    assert f"layers {49 - streamed} to 48 in {kind.name} stream: " in remarks["weights"]
+    assert f", layers {49 - streamed} to 48 in {kind.name}): " in weights_line(plan)
+
+
+def test_of_mixed_formats_a_buffer_holds_the_largest_layer() -> None:
+    work = workload(published.LLAMA_2_7B, 1024)
+    blocks = tuple(100 + n % 3 for n in range(32))
+    made = replace(work, stored=StoredWeights("Q4_K_M", 10_000, 9000, (), blocks), gpu_layers=29)
+    assert made.streamed_weights == sum(blocks[29:]) == 102 + 100 + 101
+    assert made.weights == 10_000 - made.streamed_weights + 2 * 102
+    last = replace(made, gpu_layers=31)
+    assert (last.streamed_weights, last.weights) == (101, 10_000)
 
 
 def test_a_host_without_room_for_weights() -> None:
@@ -636,7 +722,8 @@ def test_what_streamed_weights_cost() -> None:
     plan = place_kv(work, Memory(24 * GB, 64 * GB))
     of = {name: remark for name, _, remark in rows(plan, None)}
     assert (
-        of["weights"] == "of 2 streamed and 20 resident layers; 231 ms for copies in each forward, at 55 GB/s"
+        of["weights"] == "of 2 streamed and 20 resident layers; layers 21 to 40 in 16 bits stream: "
+        "231 ms for copies in each forward, at 55 GB/s"
     )
     assert of["activations"].endswith(", each of which streams the weights once")
     whole = MemoryPlan(replace(work, gpu_layers=None), plan.memory, 40)

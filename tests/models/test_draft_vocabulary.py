@@ -18,7 +18,8 @@ from triforce_chat.loading.join_draft import draft_runner
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.models.draft_vocabulary import FILE, DraftVocabulary, read_draft_vocabulary
-from triforce_chat.models.load import LoadedModel, check_draft, load_model, vocabulary_hash
+from triforce_chat.models.load import LoadedModel, check_draft, load_model
+from triforce_chat.models.tokenizer import vocabulary_hash
 from triforce_chat.settings.settings import Settings
 
 WIDE = len(VOCABULARY)

@@ -18,10 +18,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from triforce_chat.errors import ModelError
 from triforce_chat.models import dequantize as module
-from triforce_chat.models import gguf_header, gguf_reader
+from triforce_chat.models import gguf_for_transformers, gguf_header
 from triforce_chat.models.dequantize import BLOCKS, dequantize
+from triforce_chat.models.gguf_for_transformers import forget_metadata, quick_gguf
 from triforce_chat.models.gguf_header import read_header
-from triforce_chat.models.gguf_reader import QuickReader, forget_metadata, quick_gguf
+from triforce_chat.models.gguf_reader import QuickReader
 from triforce_chat.models.load import load_config, load_model, tokens_of
 from triforce_chat.models.registry import resolve
 
@@ -142,19 +143,21 @@ def test_entries_of_every_type(tmp_path: Path) -> None:
 
 def test_a_load_reads_the_metadata_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_metadata()
-    headers, checkpoints = Mock(wraps=gguf_header._Parser), Mock(wraps=gguf_reader.OWN_LOAD)
+    headers, checkpoints = Mock(wraps=gguf_header._Parser), Mock(wraps=gguf_for_transformers.OWN_LOAD)
     monkeypatch.setattr(gguf_header, "_Parser", headers)
-    monkeypatch.setattr(gguf_reader, "OWN_LOAD", checkpoints)
+    monkeypatch.setattr(gguf_for_transformers, "OWN_LOAD", checkpoints)
     source = resolve(str(file))
     first, second = load_config(source), load_config(source)
     tokens_of(source)
     assert (headers.call_count, checkpoints.call_count) == (1, 1)
     first.rope_parameters["rope_theta"] = 7.0  # of the caller's own
     assert second.to_dict() == load_config(source).to_dict() != first.to_dict()
-    gguf_reader._load_checkpoint(str(file))["tokenizer"]["tokens"].clear()
-    assert gguf_reader._load_checkpoint(str(file))["tokenizer"]["tokens"]
+    gguf_for_transformers._load_checkpoint(str(file))["tokenizer"]["tokens"].clear()
+    assert gguf_for_transformers._load_checkpoint(str(file))["tokenizer"]["tokens"]
     load_model(str(file), attention="sdpa")
-    assert gguf_reader._metadata.cache_info().currsize == gguf_header._read.cache_info().currsize == 0
+    assert (
+        gguf_for_transformers._metadata.cache_info().currsize == gguf_header._read.cache_info().currsize == 0
+    )
 
 
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:

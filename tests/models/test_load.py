@@ -16,6 +16,7 @@ from support.tiny_models import SPECIAL, VOCABULARY, save_model, save_tokenizer,
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from triforce_chat.chat.template import ChatFormat, Message
 from triforce_chat.errors import ModelError, OutOfMemory
 from triforce_chat.models import load
 from triforce_chat.models.end_tokens import repair_gguf_tokenizer
@@ -211,9 +212,8 @@ def test_the_default_model_answers() -> None:
 
 def answer(loaded: LoadedModel, question: str) -> str:
     """Greedy decoding in the plainest way."""
-    tokenizer: Any = loaded.tokenizer
-    prompt = [{"role": "user", "content": question}]
-    ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
+    form = ChatFormat(loaded.tokenizer)
+    ids = form.render([Message("user", form.encode(question))])
     said: list[int] = []
     with torch.no_grad():
         while len(said) < 20:
@@ -221,4 +221,4 @@ def answer(loaded: LoadedModel, question: str) -> str:
             said.append(int(logits[0, -1].argmax()))
             if said[-1] in loaded.eos_ids:
                 break
-    return str(tokenizer.decode(said[:-1]))
+    return loaded.tokenizer.decode(said[:-1])

@@ -426,7 +426,7 @@ def test_lwm_is_asked_as_its_authors_ask(hub: Path, legacy: bool) -> None:
     question, answer, again = (format.encode(text) for text in ("What is it?", "A book.", "Whose?"))
     whole = tokenizer("You are a helpful assistant. USER: What is it? ASSISTANT:", add_special_tokens=False)
     first = format.render([Message("user", question)])
-    assert first == [tokenizer.bos_token_id, *whole["input_ids"]]
+    assert first == [SENTENCEPIECE.index("<s>"), *whole["input_ids"]]
     longer = format.render([Message("user", question), Message("assistant", answer), Message("user", again)])
     assert longer[: len(first)] == first
     turn = tokenizer("USER: Whose? ASSISTANT:", add_special_tokens=False)["input_ids"]
@@ -441,7 +441,7 @@ def test_a_system_text_takes_the_place_of_lwms_own() -> None:
         [Message("system", format.encode("Be brief.")), Message("user", format.encode("Why?"))]
     )
     whole = tokenizer("Be brief. USER: Why? ASSISTANT:", add_special_tokens=False)["input_ids"]
-    assert rendered == [tokenizer.bos_token_id, *whole]
+    assert rendered == [SENTENCEPIECE.index("<s>"), *whole]
 
 
 def test_a_base_model_is_asked_plainly() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from support import triton_interpreter
+from support import tiny_models, triton_interpreter
 from support.emulated_graphs import emulate
 from support.quantized import dense, random_matrix
 from support.tiny_models import LAYERS, VOCABULARY, save_adapter, write_quantized_gguf
@@ -23,6 +23,8 @@ from triforce_chat.engine.forward.fused import Parallel
 from triforce_chat.engine.forward.grouped_matrix import MOST_ROWS, GroupedMatrix
 from triforce_chat.engine.forward.quantized import QuantizedEmbedding, QuantizedLayer, QuantizedLinear
 from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.forward.streamed_weights import StreamedWeights
+from triforce_chat.errors import ModelError
 from triforce_chat.models import load as module
 from triforce_chat.models import repack
 from triforce_chat.models.dequantize import BLOCKS
@@ -205,6 +207,40 @@ def test_formats_that_differ_remain_layers_of_their_own(
     assert truth.is_told_by(fused(IDS[:, :5], cache, 5)[0].clone(), TOLERANCE, slice(0, 5))
     kept.model.set_attn_implementation("sdpa")
     assert truth.is_told_by(logits(kept), TOLERANCE)
+
+
+@pytest.mark.usefixtures("few_programs")
+@pytest.mark.parametrize("resident", range(LAYERS + 1))
+def test_layers_pass_through_the_device_as_they_are_stored(
+    tmp_path: Path, resident: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, made = write_quantized_gguf(tmp_path / "m.gguf"), []
+    for layers in (LAYERS, resident):
+        weights = StreamedWeights(DEVICE, layers)
+        passing = load(file, monkeypatch, settle=weights.take)
+        assert passing.stored is not None
+        assert len(passing.stored.blocks) == LAYERS
+        assert tuple(home.nbytes for home in weights.homes) == passing.stored.blocks[layers:]
+        own = Runner(passing.model, streamed=weights)
+        cache = FullCache(own.shape, 128)
+        own.prefill(IDS[0, :-3], cache)
+        made.append(own(IDS[:, -3:], cache, 3)[0].clone())
+    assert torch.equal(*made)
+
+
+def test_a_layer_that_lacks_a_tensor_is_never_put_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, taken = tiny_models._quantized_shapes, list[int]()
+
+    def fewer(*given: Any) -> dict[str, tuple[int, ...]]:
+        return {name: shape for name, shape in real(*given).items() if name != "blk.1.ffn_up.weight"}
+
+    monkeypatch.setattr(tiny_models, "_quantized_shapes", fewer)
+    file = write_quantized_gguf(tmp_path / "m.gguf")
+    with pytest.raises(ModelError, match=r"its weights lack model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(file, monkeypatch, settle=lambda number, _: taken.append(number))
+    assert taken == [0]
 
 
 def test_their_bytes_are_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

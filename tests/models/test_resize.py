@@ -289,6 +289,14 @@ def test_an_unknown_shape_names_the_known() -> None:
         find_shape("gpt")
 
 
+def test_a_shape_may_say_how_many_bits() -> None:
+    narrow, wide = find_shape("llama-2-13b"), find_shape("llama-2-13b:8bit")
+    assert (narrow.bits, wide.bits, wide.name) == (4, 8, "llama-2-13b:8bit")
+    assert narrow.fields == wide.fields
+    with pytest.raises(UsageError, match="no shape 'llama-2-13b:5bit'"):
+        find_shape("llama-2-13b:5bit")
+
+
 # With the engine
 
 
@@ -418,7 +426,7 @@ def test_the_default_model_says_the_same_in_other_dimensions() -> None:
     shape = BigShape("modest", hidden=640, layers=31, heads=10, kv_heads=10, head_dim=128, mlp=1600)
     loaded = load_model("default", attention="sdpa")
     big = resize_loaded(loaded, shape).model
-    ids = loaded.tokenizer(Path("LICENSE").read_text(), return_tensors="pt").input_ids[:, :192]
+    ids = torch.tensor([loaded.tokenizer.encode(Path("LICENSE").read_text())[:192]])
     positions = torch.cat([torch.arange(96), torch.arange(30_000, 30_096)])[None]  # YaRN begins at 8,192
     theirs = loaded.model(ids, position_ids=positions).logits.double()
     own = big(ids, position_ids=positions).logits.double()

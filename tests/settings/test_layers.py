@@ -176,7 +176,7 @@ def test_secrets_are_not_kept(file: Path) -> None:
         ("stack = []", "stack takes a text, not a list"),
         ('stack = "turbo"', "no stack 'turbo'; choose one of auto"),
         ("budget = 100", "budget must be at least 104 tokens for chunks of 8"),
-        ("gamma = 33", "gamma must be at most 32"),
+        ("gamma = 64", "gamma must be at most 63"),
         ("model = ", "not TOML: "),
         ('model = "a"\nmodel = "b"', "not TOML: "),
     ],

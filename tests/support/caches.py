@@ -17,7 +17,8 @@ from triforce_chat.engine.cache.retrieval import RetrievalCache, State
 from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, QuantizedGroups
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
-from triforce_chat.engine.speculation.planner import Plan, Planner
+from triforce_chat.engine.speculation.plan import Plan
+from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.speculative import Speculative
 
 STACKS = ("triforce", "triforce-int4", "retrieval", "streaming", "naive", "lookup", "autoregressive", "auto")

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from triforce_chat.engine.speculation.arm import HOPE, Arm
 from triforce_chat.engine.speculation.lookup import ORDERS, PRIOR
-from triforce_chat.engine.speculation.planner import Plan, Planner
+from triforce_chat.engine.speculation.plan import Plan
+from triforce_chat.engine.speculation.planner import Planner
 
 LENGTHS = (
     0.1,
@@ -24,6 +25,7 @@ LENGTHS = (
 )  # how often a match is so long, in a fresh text
 HISTORY = 100_000  # tokens
 NOISE = 0.02  # share of a step's time
+DISTURBANCE = 2.0
 
 
 class Chance(NamedTuple):
@@ -51,7 +53,8 @@ class Answering:
 
     ``ahead``: seconds of a token that is decoded while the host reads the one before it; 0 where every round is waited
     for. ``trust``: matches of lookup come true as often as its prior says, times this. ``prepared``: seconds that the
-    first round which is waited for takes longer.
+    first round which is waited for takes longer. ``disturbed``: so many rounds, the first ones, are measured
+    ``DISTURBANCE`` times as slow as they are.
     """
 
     planner: Planner
@@ -63,6 +66,7 @@ class Answering:
     trust: float = 1.0
     seed: int = 0
     prepared: float = 0.0
+    disturbed: int = 0
     seconds: float = 0.0
     made: int = 0
     drafted: list[tuple[int, int]] = field(
@@ -93,22 +97,28 @@ class Answering:
         return length, right
 
     def _undrafted(self) -> int:
-        seconds = self.ahead if self.planner.in_a_row else self.step + self.gap
-        self.planner.learn_plain(seconds)
+        seconds = self.ahead if self.planner.times.in_a_row else self.step + self.gap
+        self.planner.learn_plain(seconds * self._slowness())
         self.seconds += seconds
         self._learn_match(1)
         return 1
 
     def _drafted(self, plan: Plan) -> int:
-        self.planner.learn_gap(self.gap)
+        self.planner.times.add_gap(self.gap)
         n, drafting, accepted = self._draft(plan)
         verifying = (self.step + self.row * n) * (1 + NOISE * self.luck.uniform(-1, 1))
         verifying += self.prepared
         self.prepared = 0.0
-        self.planner.learn(plan, self.match, n, accepted, drafting, verifying)
+        slowness = self._slowness()
+        self.planner.learn(plan, self.match, n, accepted, drafting * slowness, verifying * slowness)
         self.seconds += drafting + verifying + self.gap
         self._learn_match(accepted + 1)
         return accepted + 1
+
+    def _slowness(self) -> float:
+        """How many times as slow as it is a round is measured."""
+        self.disturbed -= 1
+        return DISTURBANCE if self.disturbed >= 0 else 1.0
 
     def _draft(self, plan: Plan) -> tuple[int, float, int]:
         """(tokens, seconds, accepted ones)."""

@@ -46,7 +46,7 @@ from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.grouped_matrix import MOST_ROWS
 from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.forward.small_decoder import small_decoder
-from triforce_chat.engine.kernels import dry
+from triforce_chat.engine.kernels import Level, dry
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.speculation.stack_specs import STACKS
@@ -209,10 +209,19 @@ def of_a_small_draft() -> tuple[set[Any], set[Any]]:
         for rows, step in ((1, 7), (2, 0), (9, 0)):
             ids = torch.zeros(rows + 1, dtype=torch.long, device=META)[1:]
             small(ids, torch.zeros(2, dtype=torch.long, device=META), step)
+        ids, n = torch.zeros(19, dtype=torch.long, device=META), 15
+        logits = small(
+            ids[:8], torch.zeros(2, dtype=torch.long, device=META), 7, None, Level(ids[9:17], 3, 2)
+        )
+        links, lines = torch.empty_like(ids[:1]).expand(2, n + 1), torch.empty_like(ids[:1]).expand(n + 1, 4)
+        numbers, since = torch.empty(1, n, dtype=torch.float64, device=META), logits[:1].short()
+        how, probs = kernels.Drawing(0.6, numbers, 1.2, since), torch.empty(n, logits.shape[1], device=META)
+        kernels.draw_children(logits, how, links.clone(), lines.clone(), ids[1:9], 2, ids[:n].clone(), probs)
 
     sizes = Dimensions.of(config.to_dict())
     window = [SINKS + WINDOW + HOP]
-    return {*dry.recorded(work)}, {*needed(Kernels(sizes, torch.bfloat16, window, drawn=sizes.vocabulary))}
+    ahead = Kernels(sizes, torch.bfloat16, window, trees=True, drawn=sizes.vocabulary)
+    return {*dry.recorded(work)}, {*needed(ahead)}
 
 
 def run() -> None:

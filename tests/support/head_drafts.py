@@ -19,7 +19,7 @@ from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.forward.target_state import StateReader, TargetState
 from triforce_chat.models.draft_head import OF_TARGET, DraftHead
 from triforce_chat.models.draft_vocabulary import DraftVocabulary
-from triforce_chat.models.load import vocabulary_hash
+from triforce_chat.models.tokenizer import vocabulary_hash
 
 AGES = 3
 

@@ -14,6 +14,7 @@ from triforce_chat.engine.cache.chunk_mass import chunk_mass
 from triforce_chat.engine.cache.quantization import GROUP, QuantizedTokens, narrowed
 from triforce_chat.engine.cache.storage import KVView, rounded_up
 from triforce_chat.engine.forward.attention import folded_attention
+from triforce_chat.engine.kernels.quantized_weight import RUN
 from triforce_chat.engine.sampling.ops import Uniforms, imposed, warp
 from triforce_chat.engine.sampling.options import Sampling
 
@@ -173,9 +174,31 @@ def quantized_linear(
     gated: bool = False,
 ) -> Tensor:
     x = x if norm is None else rms_norm(x, *norm)
-    out = x @ weight.data.to(x.dtype).t() * weight.scale[:, 0]
+    if weight.whole:
+        out = x @ weight.data.to(x.dtype).t() * weight.scale[:, 0]
+    else:
+        out = (x.float() @ numbers_of(weight).t()).to(x.dtype)
     out = silu_mul(out) if gated else out
     return out if add is None else add + out
+
+
+def expand(weight: kernels.QuantizedWeight, out: Tensor) -> None:
+    out.copy_(numbers_of(weight))
+
+
+def numbers_of(weight: kernels.QuantizedWeight) -> Tensor:
+    """What a grouped weight stands for: fp32 [O, I]."""
+    codes, data = weight.codes, weight.data
+    if codes.parts == 2:
+        runs = data.view(len(data), -1, RUN)
+        data = torch.stack([runs & 15, runs >> 4], 2).flatten(1)
+    groups = data.float().unflatten(1, (-1, weight.group))
+    if weight.sided:
+        scale, least = weight.scale.view(torch.float16).float().view(len(data), -1, 2, 1).unbind(2)
+        numbers: Tensor = groups * scale + least
+    else:
+        numbers = (groups - codes.zero) * weight.scale[..., None]
+    return numbers.flatten(1)
 
 
 def draw_token(logits: Tensor, how: kernels.Drawing, step: int, tokens: Tensor, probs: Tensor) -> None:
@@ -205,6 +228,7 @@ def replace(monkeypatch: pytest.MonkeyPatch) -> None:
         quantize_full,
         attend_together,
         quantized_linear,
+        expand,
         draw_token,
     ):
         monkeypatch.setattr(kernels, function.__name__, function)

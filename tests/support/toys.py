@@ -801,7 +801,7 @@ def unwaited(
     below = None if draft is None else draft.capturing()
     stack = three_levels(target, middle.capturing(), below, gammas, lookup=NgramLookup() if lookup else None)
     if threshold is not None:
-        stack.middle.planner._threshold = lambda n: threshold  # type: ignore[method-assign]  # noqa: ARG005
+        stack.middle.planner.threshold = lambda n: threshold  # type: ignore[method-assign]  # noqa: ARG005
     return stack
 
 

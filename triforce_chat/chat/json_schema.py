@@ -13,7 +13,7 @@ from torch import Tensor
 from triforce_chat.errors import UsageError
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
 # Free whitespace between the parts of an object would let an answer go on for ever.
 LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -25,7 +25,7 @@ class Grammars:
     def __init__(self, tokenizer: Any, width: int, eos_ids: Collection[int]) -> None:
         """``width``: of the model's logits. Raises UsageError if llguidance is missing or cannot read the tokenizer."""
         try:
-            from llguidance.hf import from_tokenizer
+            from llguidance import LLTokenizer
         except ImportError:
             raise UsageError(
                 "answers of a JSON schema need llguidance; install it: pip install llguidance"
@@ -34,7 +34,8 @@ class Grammars:
         if not self._ends:
             raise UsageError("the model has no token that ends an answer, so none can be of a JSON schema")
         try:
-            self._tokens: LLTokenizer = from_tokenizer(tokenizer, n_vocab=width, eos_token=self._ends)
+            backend = tokenizer.backend_tokenizer.to_str()
+            self._tokens = LLTokenizer(backend, n_vocab=width, eos_token=self._ends)
         except ValueError as error:
             raise UsageError(f"the model's tokenizer does not work with JSON schemas: {error}") from None
 

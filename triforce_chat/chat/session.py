@@ -29,7 +29,8 @@ from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.sampling.constraint import MakeConstraint
 from triforce_chat.errors import DoesNotFit, UsageError
 from triforce_chat.models.failures import convert_out_of_memory
-from triforce_chat.models.load import LoadedModel, vocabulary_hash
+from triforce_chat.models.load import LoadedModel
+from triforce_chat.models.tokenizer import vocabulary_hash
 from triforce_chat.settings.engine_options import sampling_of, stack_for
 from triforce_chat.settings.settings import CHANGEABLE, Settings
 

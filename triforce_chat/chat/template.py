@@ -62,9 +62,16 @@ class ChatFormat:
 
     def encode(self, text: str) -> list[int]:
         """Tokenize a content, in which nothing is special. Lone surrogates become question marks."""
-        text = text.encode("utf-8", "replace").decode()
-        ids: list[int] = self._tokenize(text, split_special_tokens=True)
-        return self._encode_in_pieces(text) if self.structural & set(ids) else ids
+        return self.encode_each([text])[0]
+
+    def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokenize several contents, on all cores."""
+        texts = [text.encode("utf-8", "replace").decode() for text in texts]
+        every: list[list[int]] = self._tokenize(texts, split_special_tokens=True) if texts else []
+        return [
+            self._encode_in_pieces(text) if self.structural & set(ids) else ids
+            for text, ids in zip(texts, every, strict=True)
+        ]
 
     def without_structural(self, ids: Sequence[int]) -> list[int]:
         """The ids without structural ones, so that an answer opens no turn in the next prompt."""

@@ -300,7 +300,7 @@ class Transcript:
     def tokenize(self, document: Document) -> TokenizedDocument:
         """A document's tokens between those of its heading and its end."""
         heading, ending = prompt("document").format(title=document.title, text="\0").split("\0")
-        pages = [self.format.encode(page.text) for page in document.pages]
+        pages = self.format.encode_each([page.text for page in document.pages])
         return TokenizedDocument(
             document, self.format.encode(heading), pages, self.format.encode(ending + "\n\n")
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.engines import compile_ahead, open_session, with_shown_model
+from triforce_chat.cli.engines import begin_on_gpu, compile_ahead, open_session, with_shown_model
 from triforce_chat.cli.options import PARALLEL, Documents, Parallel
 from triforce_chat.cli.output import print_json, screen_of, show_warning
 from triforce_chat.cli.reading import read_all
@@ -163,6 +163,7 @@ def opened(
     from triforce_chat.loading.spec import EngineSpec
 
     screen = screen_of(options)
+    begin_on_gpu(options.settings)
     compile_ahead(EngineSpec(options.settings, sequences=sequences), screen)
     texts, automatic = read_all(documents, options, screen), options.model == AUTO
     options = with_shown_model(options, screen)

@@ -18,7 +18,7 @@ from triforce_chat.cli.reading import read_all
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.errors import Interrupted, UsageError
 from triforce_chat.settings.options import Options
-from triforce_chat.settings.settings import AUTO, TREES, Settings
+from triforce_chat.settings.settings import AUTO, STORED, TREES, Settings
 from triforce_chat.settings.sizes import parsed_batch, parsed_size
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ class BenchOptions:
         str | None,
         typer.Option(
             metavar="SHAPE",
-            help="Same model, in the dimensions of llama-2-7b and others; with --dtype stored in 4 bits.",
+            help="Same model, in the dimensions of llama-2-7b and others; with --dtype stored in 4 bits, or in 8 as "
+            "llama-2-7b:8bit.",
         ),
     ] = None
     device_memory: Annotated[
@@ -218,10 +219,8 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     screen = screen_of(options)
     peer = peer_of(chosen, options)
     shape, cap = shape_and_cap(chosen)
-    if shape and options.settings.dtype == "stored":
-        from triforce_chat.loading.device import require_gpu
-
-        require_gpu(options.settings, "--dtype stored rounds an inflated model to 4 bits for a GPU's kernels")
+    if shape:
+        require_rounding(shape, options.settings)
     texts = read_all(documents, options, screen)
     if shape and options.model == AUTO:
         options = dataclasses.replace(options, model=INFLATED)
@@ -251,6 +250,7 @@ def conditions(recipe: Recipe, run: Bench, seconds: float) -> dict[str, Any]:
     chosen, loaded = recipe.chosen, run.loaded
     return {
         **recipe.record(),
+        **({"weights": loaded.format} if loaded.stored else {}),
         **({"kv": loaded.kv_format} if loaded.kv_format else {}),
         "attention": dict(zip(("prefill", "decoding"), loaded.attention, strict=True)),
         "offloaded": loaded.offloaded,
@@ -262,6 +262,17 @@ def conditions(recipe: Recipe, run: Bench, seconds: float) -> dict[str, Any]:
         "past_end": run.past_end,
         "same_text": chosen.same_text,
     }
+
+
+def require_rounding(shape: BigShape, settings: Settings) -> None:
+    """Raise UsageError if an inflated model cannot be rounded as is asked, or is not to be rounded."""
+    from triforce_chat.loading.device import require_gpu
+    from triforce_chat.models.shapes import IN_8_BITS
+
+    if settings.dtype == STORED:
+        require_gpu(settings, f"--dtype {STORED} rounds an inflated model for a GPU's kernels")
+    elif shape.bits == IN_8_BITS:
+        raise UsageError(f"--inflate {shape.name} rounds weights; add --dtype {STORED}")
 
 
 def require_chains_on_gpu(several: str, settings: Settings) -> None:

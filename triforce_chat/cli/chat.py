@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from triforce_chat.cli.complete import answering
-from triforce_chat.cli.engines import compile_ahead, open_session, with_model
+from triforce_chat.cli.engines import begin_on_gpu, compile_ahead, open_session, with_model
 from triforce_chat.cli.options import given_flags
 from triforce_chat.cli.output import screen_of, show_notes, show_warning
 from triforce_chat.cli.reading import read_all, read_one
@@ -142,6 +142,7 @@ def opened(
     """The session, the conversation in it, and its model as the chat shows it. Raises TriforceError."""
     from triforce_chat.loading.spec import EngineSpec
 
+    begin_on_gpu(options.settings)
     compile_ahead(EngineSpec(options.settings), screen)
     texts = [*start.texts, *read_all(list(start.paths), options, screen)]
     automatic = options.model == AUTO
@@ -170,7 +171,9 @@ def model_label(options: Options, session: ChatSession, automatic: bool) -> str:
     """The model as the chat shows it."""
     label = f"{options.model} (auto)" if automatic else options.model
     loaded = session.loaded
-    formats = [loaded.format] if loaded.stored else []
+    formats = [loaded.format] if loaded.stored or loaded.streamed else []
+    if loaded.streamed:
+        formats += [f"from layer {loaded.streamed.resident + 1} on streamed from host memory"]
     formats += [f"keys and values in {loaded.kv_format}"] if loaded.kv_format else []
     label = f"{label} in {', '.join(formats)}" if formats else label
     eviction = session.settings.eviction

@@ -90,6 +90,16 @@ def compile_ahead(spec: EngineSpec, screen: Screen) -> None:
         show_notes(["compiling GPU kernels for this model in the background, once"], screen)
 
 
+def begin_on_gpu(settings: Settings) -> None:
+    """Have the GPU get ready for this process while it imports torch."""
+    from triforce_chat.loading.compile_job import released
+    from triforce_chat.loading.gpu import begin_context
+
+    # Of several ranks each is a process of its own, on a GPU of its own.
+    if settings.tp == 1 and not (released("torch") or "").endswith("+cpu"):
+        begin_context(settings.device)
+
+
 def open_engine(
     spec: EngineSpec,
     screen: Screen,

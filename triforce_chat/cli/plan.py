@@ -226,6 +226,7 @@ def record_of(
         "layers": workload.target.layers,
         "resident_layers": made.resident,
         **streamed_of(made),
+        **copied_of(made),
         "would_fit": dataclasses.asdict(find_remedies(without_forced_offload(made))),
         "warning": target.warning(workload.context),
     }
@@ -241,6 +242,22 @@ def streamed_of(made: MemoryPlan) -> dict[str, Any]:
     return {
         "gpu_layers": workload.target.layers - workload.streamed_layers,
         "pass_ms": round(pass_ms(made), 1),
+    }
+
+
+def copied_of(made: MemoryPlan) -> dict[str, Any]:
+    """Bytes that cross the bus in a forward, if some do, and what they would be if the other of two streamed."""
+    from triforce_chat.memory_plan.plan import DRAFT, other_way
+
+    if not made.host:
+        return {}
+    other = other_way(made)
+    return {
+        "copied": {
+            "token": made.copied(),
+            "draft": made.copied(DRAFT),
+            "otherwise": other and other.copied(),
+        }
     }
 
 

@@ -33,7 +33,16 @@ from triforce_chat.engine.forward.quantized import QuantizedEmbedding
 from triforce_chat.engine.forward.sequences import SequencesGraph, SequencesGraphs
 from triforce_chat.engine.forward.small_decoder import small_decoder
 from triforce_chat.engine.group import SingleRank
-from triforce_chat.engine.kernels import Drawing, draw_children, draw_token, dry, keep_slots, search, walk
+from triforce_chat.engine.kernels import (
+    Drawing,
+    Level,
+    draw_children,
+    draw_token,
+    dry,
+    keep_slots,
+    search,
+    walk,
+)
 from triforce_chat.engine.kernels.quantized_weight import WeightFormat
 
 META = torch.device("meta")
@@ -43,7 +52,7 @@ LOOKUP_ORDERS = 8  # tokens of a match
 LOOKED_UP = (
     8,
     16,
-    32,
+    63,
 )  # tokens looked up by the middle level, by the top, and by that over streamed keys and values
 EPSILON = 1e-6  # of norms; any other gives the same kernels
 
@@ -294,11 +303,18 @@ def drafts(kernels: Kernels, shape: Shape) -> None:
         place = torch.zeros(2, dtype=torch.long, device=META)
         for rows in range(1, FED + 1):
             small(torch.zeros(rows, dtype=torch.long, device=META), place, 0)
+        for rows in (each for each in TREE_WIDTHS if kernels.trees and each <= small.most):
+            ids = torch.zeros(rows, dtype=torch.long, device=META)
+            small(ids, place, 0, None, Level(ids, 0, 1))
     kinds = kernels.dtype, torch.int16, torch.float32
     logits, since, probs = (torch.empty(1, kernels.drawn, dtype=kind, device=META) for kind in kinds)
     tokens, numbers = (torch.empty(1, 1, dtype=kind, device=META) for kind in (torch.long, torch.float64))
     for temperature, written in product((0.0, 1.0), (None, since)):
-        draw_token(logits, Drawing(temperature, numbers, since=written), 0, tokens, probs[:, None])
+        how = Drawing(temperature, numbers, since=written)
+        draw_token(logits, how, 0, tokens, probs[:, None])
+        for independent in (False, True) if kernels.trees else ():
+            links = torch.zeros(2, 2, dtype=torch.long, device=META)
+            draw_children(logits, how, links, links, tokens[0], 0, tokens[0], probs, independent)
 
 
 def of_trees(decoder: Decoder, buffer: KVBuffer, vocabulary: int) -> None:
@@ -313,7 +329,9 @@ def of_trees(decoder: Decoder, buffer: KVBuffer, vocabulary: int) -> None:
     laws, target = (torch.empty(rows, vocabulary, device=META) for rows in (n, n + 1))
     numbers = torch.empty(n, dtype=torch.float64, device=META)
     for independent in (False, True):
-        draw_children(laws, laws, numbers, links, ids, ids, laws, independent)
+        # What filters leave.
+        how = Drawing(1.0, numbers)
+        draw_children(laws, how, links, links, ids, 0, ids, laws, independent, laws)
     for tests in (None, laws[:, 0]):
         walk(ids, laws, target, tests, links)
     keep_slots(buffer.keys, buffer.values, at, ids)

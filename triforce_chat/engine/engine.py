@@ -46,7 +46,7 @@ from triforce_chat.engine.speculation.calibrator import (
     NoCalibrations,
     SharedCalibrations,
 )
-from triforce_chat.engine.speculation.planner import Expected
+from triforce_chat.engine.speculation.plan import Expected
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import Builder, StackOptions
 from triforce_chat.errors import DoesNotFit

@@ -174,6 +174,8 @@ class PrefixCache:
         end = min(chunk.end if chunk else len(prompt), self.full.limit)
         if self.piece and self.target.sequences > 1:
             end = min(end, done + self.piece)
+        if end == len(prompt):
+            self.full.completes_prompt()
         ids = list(prompt[done:end])
         self.target.prefill(sent(torch.tensor(ids, dtype=torch.long), self.target.device), self.full)
         self._extend(ids)

@@ -12,7 +12,7 @@ from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.calibration import Calibration
-from triforce_chat.engine.speculation.planner import Expected
+from triforce_chat.engine.speculation.plan import Expected
 from triforce_chat.engine.speculation.stacks import StackOptions
 
 if TYPE_CHECKING:

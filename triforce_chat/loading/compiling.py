@@ -16,7 +16,7 @@ import torch
 from triforce_chat.engine.cache.eviction import SINKS, WINDOW
 from triforce_chat.engine.compile_ahead import Formats, Kernels, compile_all
 from triforce_chat.engine.engine import SLACK
-from triforce_chat.engine.speculation.stacks import StackOptions, retrieval_budget
+from triforce_chat.engine.speculation.stacks import retrieval_budget
 from triforce_chat.engine.together import GRAIN
 from triforce_chat.loading.compile_job import Job
 from triforce_chat.loading.device import dtype_on, kv_dtype
@@ -82,7 +82,7 @@ def kernels_of(
     sequences: int = 1,
 ) -> Iterator[Kernels]:
     """What the target and its draft will launch by this plan, for up to so many ``sequences`` at once."""
-    options = stack_options(settings, target.context, plan.workload.caches.budget)
+    options = stack_options(settings, target.context, plan.workload.caches.budget, plan.offloaded)
     budget, retrieval = retrieval_budget(options), plan.workload.caches.retrieval > 0
     copied = retrieval and (sequences > 1 or not plan.lists)
     buffers = [plan.workload.context + SLACK, *([budget.capacity] if copied else [])]
@@ -93,11 +93,9 @@ def kernels_of(
     room = GRAIN + SLACK  # as most sequences have it
     kept = budget if retrieval else None
     lists, trees = retrieval and plan.lists, options.tree is not None and sequences == 1
-    # Over keys and values in host memory "auto" has a level over a copy wherever there is room.
-    copy = plan.workload.quantized_copy > 0 or (plan.offloaded and options.name == StackOptions().name)
     kv = kv_dtype(settings, "cuda", dtype, plan.workload.stored is not None)
     more: dict[str, Any] = {
-        "quantized_copy": copy,
+        "quantized_copy": plan.workload.quantized_copy > 0,
         "own": room,
         "trees": trees,
         "kv": kv if kv != dtype else None,

@@ -106,10 +106,10 @@ def may_keep_format(settings: Settings, device: str) -> bool:
     return roomy and settings.dtype in (AUTO, STORED) and settings.tp == 1
 
 
-def require_cpu_if_endless(settings: Settings, device: str) -> None:
-    """Raises UsageError if an endless conversation is to run on a GPU."""
-    if settings.eviction and device != "cpu":
-        raise UsageError(f"--endless {settings.endless} runs on a CPU only, so far: choose --device cpu")
+def require_own_memory_if_endless(settings: Settings, device: str) -> None:
+    """Raises UsageError if a GPU is to evict keys and values that are not in its memory."""
+    if settings.eviction and settings.offload and device != "cpu":
+        raise UsageError(f"--endless {settings.endless} moves tokens on the GPU: leave out --offload")
 
 
 def require_gpu(settings: Settings, why: str) -> None:

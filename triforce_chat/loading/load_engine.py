@@ -21,17 +21,17 @@ from triforce_chat.loading.device import (
     device_and_dtype,
     keeps_format,
     kv_dtype,
-    require_cpu_if_endless,
     require_kv,
+    require_own_memory_if_endless,
 )
 from triforce_chat.loading.join_draft import runners
 from triforce_chat.loading.planning import (
     draft_name,
-    in_four_bits,
     keeps_stored,
     kv_storage,
     memory_plan,
     no_memory,
+    rounded_to,
     shortened_to_fit,
     streamed_weights,
 )
@@ -39,13 +39,13 @@ from triforce_chat.loading.spec import EngineSpec, LoadHooks
 from triforce_chat.memory_plan.plan import MemoryPlan
 from triforce_chat.models.describe import as_stored, describe_source
 from triforce_chat.models.failures import is_out_of_memory
-from triforce_chat.models.four_bits import round_to_four_bits
 from triforce_chat.models.load import LoadedModel, Settle, check_draft, load_model
 from triforce_chat.models.placement import placement
 from triforce_chat.models.presets import short_name
 from triforce_chat.models.progress import Note
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.resize import resize_loaded
+from triforce_chat.models.rounding import finish_rounding, round_layer
 from triforce_chat.models.sharding import split
 from triforce_chat.settings.engine_options import LARGEST_BUDGET, stack_for
 from triforce_chat.settings.settings import Settings
@@ -63,7 +63,7 @@ def load_engine(
     """
     settings = spec.settings
     device, dtype = device_and_dtype(settings)
-    require_cpu_if_endless(settings, device)
+    require_own_memory_if_endless(settings, device)
     require_gpu_for_attention(settings, device)
     if spec.device_memory:
         cap_memory(torch.device(device), spec.device_memory)
@@ -103,7 +103,12 @@ def load_engine(
     target = inflated(target, spec, group.size, settle, hooks.note)
     largest = LARGEST_BUDGET if settings.budget else group.all_reduce_min(plan.workload.caches.budget)
     target = dataclasses.replace(
-        target, offloaded=plan.offloaded, largest_budget=largest, kv=kv, streamed=streamed
+        target,
+        offloaded=plan.offloaded,
+        largest_budget=largest,
+        stored=plan.workload.stored if whole else target.stored,
+        kv=kv,
+        streamed=streamed,
     )
     target = dataclasses.replace(target, attention=choose_attention(settings, target.model, group))
     engine = build_engine(spec, hooks, group, plan, target, draft)
@@ -179,9 +184,10 @@ def inflated(
     """This rank's part of a model in the dimensions that are wished; the model itself if none are."""
     if spec.shape is None:
         return loaded
-    target = resize_loaded(loaded, spec.shape, settle)
-    if in_four_bits(spec):
-        round_to_four_bits(target.model)
+    kind = rounded_to(spec)
+    target = resize_loaded(loaded, spec.shape, partial(round_layer, kind) if kind else settle)
+    if kind:
+        finish_rounding(target.model, settle)
     note(f"{target.name}: as slow as a model of that size, but its answers are those of the original")
     return split_among(target, ranks)
 

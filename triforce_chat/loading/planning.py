@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
+from triforce_chat.engine.cache.evicting import queries_of
 from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.quantized import storage_for
 from triforce_chat.engine.cache.storage import KVStorage, Shape
 from triforce_chat.engine.forward.streamed_weights import StreamedWeights
 from triforce_chat.engine.group import RankGroup
+from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import check_streamed, rereads
 from triforce_chat.errors import OutOfMemory
 from triforce_chat.loading.device import device_and_dtype, keeps_format, kv_dtype, may_keep_format
@@ -40,9 +43,12 @@ from triforce_chat.models.progress import Note
 from triforce_chat.settings.engine_options import LARGEST_BUDGET, stack_options
 from triforce_chat.settings.settings import STORED, Settings
 
+if TYPE_CHECKING:
+    from gguf import GGMLQuantizationType as Kind
+
 # Budgets to try, the largest first, if KV streams from host memory. A verification is so expensive there that a
 # slower middle level pays if more of its drafts are accepted.
-STREAMED_BUDGETS = (16_384, 8192)
+STREAMED_BUDGETS = (16_384, 8192, LARGEST_BUDGET)
 
 
 def memory_plan(
@@ -67,16 +73,20 @@ def resized(model: Description, spec: EngineSpec, dtype: torch.dtype) -> Descrip
         return model
     fields = {**model.fields, **spec.shape.fields}
     stored = None
-    if in_four_bits(spec):
-        from triforce_chat.memory_plan.four_bits import stored_of
+    if kind := rounded_to(spec):
+        from triforce_chat.memory_plan.rounded import stored_of
 
-        stored = stored_of(Dimensions.of(fields), dtype.itemsize)
+        stored = stored_of(Dimensions.of(fields), dtype.itemsize, kind)
     return replace(model, fields=fields, source=None, preset=None, stored=stored)
 
 
-def in_four_bits(spec: EngineSpec) -> bool:
-    """Whether an inflated model's matrices are rounded to 4 bits: if weights are to stay as they are stored."""
-    return spec.shape is not None and spec.settings.dtype == STORED
+def rounded_to(spec: EngineSpec) -> Kind | None:
+    """The blocks that an inflated model's matrices are rounded to, if weights are to stay as they are stored."""
+    if spec.shape is None or spec.settings.dtype != STORED:
+        return None
+    from triforce_chat.models.rounding import KINDS
+
+    return KINDS[spec.shape.bits]
 
 
 def draft_name(settings: Settings, target: Description) -> str | None:
@@ -99,11 +109,11 @@ def plan_for(
     On a GPU quantized weights of a GGUF file stay as they are only where expanded ones leave no room for the cache, and
     expanded ones are in host memory only where neither fit. Raises UsageError if so many GPUs cannot share the target.
     """
-    device, dtype, memory = machine
+    device, dtype, _ = machine
     expanded = _plan(
         settings, replace(model, stored=None), draft and replace(draft, stored=None), context, machine, gpus
     )
-    if not may_keep_format(settings, device.type) or (settings.gpu_layers is not None and not memory.is_host):
+    if not may_keep_format(settings, device.type):
         return expanded
     moved = expanded.workload.streamed_layers or (expanded.offloaded and not settings.offload)
     preferred = keeps_format(settings, device.type)
@@ -128,20 +138,22 @@ def _plan(
 
     kv = kv_dtype(settings, device.type, dtype, model.stored is not None)
 
-    def with_budget(largest: int) -> MemoryPlan:
-        stack = stack_options(settings, model.context, largest)
+    def with_budget(largest: int, offloaded: bool) -> MemoryPlan:
+        stack = stack_options(settings, model.context, largest, offloaded)
         workload = with_weighing(workload_of(model, draft, context, stack, device, dtype, gpus, kv), settings)
-        if model.stored is None and not memory.is_host:
+        if not memory.is_host:
             workload = with_weights(workload, memory, settings)
         return place_kv(workload, memory, offload_of(settings))
 
-    usual = with_budget(LARGEST_BUDGET)
+    usual = with_budget(LARGEST_BUDGET, False)
     # With a seed the answer must not depend on how much memory happens to be free.
-    larger = map(with_budget, STREAMED_BUDGETS if usual.offloaded and settings.seed is None else ())
+    if not usual.offloaded or settings.seed is not None:
+        return usual
     placed = usual.resident, usual.workload.streamed_layers
+    larger = (with_budget(largest, True) for largest in STREAMED_BUDGETS)
     return next(
         (each for each in larger if each.fits and placed == (each.resident, each.workload.streamed_layers)),
-        usual,
+        with_budget(usual.workload.caches.budget, True),
     )
 
 
@@ -150,7 +162,7 @@ def with_weighing(workload: Workload, settings: Settings) -> Workload:
     rule = settings.eviction
     if rule is None or not rule.weighs:
         return workload
-    layout = replace(workload.layout, queries=workload.layout.queries + rule.step)
+    layout = replace(workload.layout, queries=queries_of(rule))
     return replace(workload, layout=layout)
 
 
@@ -181,8 +193,13 @@ def keeps_stored(settings: Settings, device: str, plan: MemoryPlan) -> bool:
 
 
 def offload_of(settings: Settings) -> Offload:
-    """The planner's choice of where KV may go."""
-    return "always" if settings.offload else "auto"
+    """The planner's choice of where KV may go; tokens that an endless conversation moves are on the device."""
+    stack = STACKS[settings.stack]
+    # The target itself verifies trees over keys and values in one place only.
+    under_target = settings.drafts_trees and stack.draft_caches and not stack.retrieval_caches
+    if settings.offload and not settings.eviction:
+        return "always"
+    return "never" if settings.eviction or under_target else "auto"
 
 
 def shortened_to_fit(plan: MemoryPlan, settings: Settings, note: Note) -> MemoryPlan:
@@ -195,7 +212,7 @@ def shortened_to_fit(plan: MemoryPlan, settings: Settings, note: Note) -> Memory
         return plan
     most = largest_context(plan.workload, plan.memory, offload, wanted)
     if settings.room:
-        raise no_memory(wanted, shortage(plan, most))
+        raise no_memory(wanted, shortage(plan, most, "--keep" if settings.eviction else "--context"))
     context = min(wanted, max(most, CONTEXT_STEP))
     note(plan_line(plan))
     note(f"context of {context:,} tokens, because memory has no room for the {wanted:,} of {settings.model}")

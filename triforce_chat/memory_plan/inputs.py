@@ -112,7 +112,7 @@ def repeats_heads(dim: int, dtype: torch.dtype) -> bool:
 def selects_in_place(stack: StackOptions, device: torch.device, kv: torch.dtype | None) -> bool:
     """Whether a stack's retrieval cache copies nothing of a full cache that is on the device."""
     weighs = device.type == "cpu" or weighable(stack.budget.chunk)
-    return stack.policy in IN_PLACE and kv not in BITS and weighs
+    return stack.policy in IN_PLACE and kv not in BITS and weighs and not stack.streams
 
 
 def small_caches(stack: StackOptions, in_place: bool) -> SmallCaches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from triforce_chat.memory_plan.plan import SPARE, MemoryPlan
+from triforce_chat.memory_plan.plan import DRAFT, MIDDLE_LEVEL, SPARE, MemoryPlan, other_way
 from triforce_chat.memory_plan.remedies import Remedies
 from triforce_chat.settings.sizes import readable
 
@@ -40,12 +40,20 @@ def weights_line(plan: MemoryPlan) -> str:
     workload = plan.workload
     return (
         f"weights of {workload.streamed_layers} of {workload.target.layers} layers in host memory "
-        f"({readable(workload.streamed_weights)}): {_copied(plan)}"
+        f"({readable(workload.streamed_weights)}, {_which(plan)}): {_copied(workload.streamed_weights)}"
     )
 
 
-def _copied(plan: MemoryPlan) -> str:
-    return f"{pass_ms(plan):,.0f} ms for copies in each forward, at {BUS / 1e9:.0f} GB/s"
+def _which(plan: MemoryPlan) -> str:
+    """Which layers have their weights in host memory, and how they are kept."""
+    workload, last = plan.workload, plan.workload.target.layers
+    first = last - workload.streamed_layers + 1
+    layers = f"layers {first} to {last}" if first < last else f"layer {last}"
+    return f"{layers} in {workload.weight_format}"
+
+
+def _copied(size: int) -> str:
+    return f"{1000 * size / BUS:,.0f} ms for copies in each forward, at {BUS / 1e9:.0f} GB/s"
 
 
 def pass_ms(plan: MemoryPlan) -> float:
@@ -53,12 +61,12 @@ def pass_ms(plan: MemoryPlan) -> float:
     return 1000 * plan.workload.streamed_weights / BUS
 
 
-def shortage(plan: MemoryPlan, fitting: int) -> str:
+def shortage(plan: MemoryPlan, fitting: int, option: str = "--context") -> str:
     """The needed and the free memory, and the longest context that fits; ``fitting`` is 0 if none does."""
     free = readable(plan.memory.device or 0)
     needed = f"{readable(plan.device)} in all, of {free} free"
     if fitting:
-        return f"{needed}; --context {fitting} is the most that fits"
+        return f"{needed}; {option} {fitting} is the most that fits"
     return (
         f"{needed}; no context fits beside {readable(plan.workload.weights)} of weights; use a smaller model"
     )
@@ -87,6 +95,7 @@ def rows(plan: MemoryPlan, draft: str | None) -> Iterator[tuple[str, str, str]]:
     yield "total", readable(plan.device), _of(plan.memory.device)
     if plan.host:
         yield "host, pinned", readable(plan.host), _of(plan.memory.host)
+        yield "each forward", readable(plan.copied()), _copied_remark(plan)
 
 
 def verdict(plan: MemoryPlan) -> str:
@@ -140,7 +149,10 @@ def _retrieval_remark(plan: MemoryPlan) -> str:
     slots = f"{plan.workload.caches.retrieval:,} slots"
     if plan.lists:
         return f"lists of {slots}, and the tensors that choose them"
-    return f"{slots}, and the tensors that build it"
+    selected = (
+        f" for {plan.workload.caches.budget:,} selected of the tokens that stream" if plan.offloaded else ""
+    )
+    return f"{slots}{selected}, and the tensors that build it"
 
 
 def _weights_remark(plan: MemoryPlan) -> str:
@@ -149,7 +161,30 @@ def _weights_remark(plan: MemoryPlan) -> str:
         return ""
     resident = workload.target.layers - workload.streamed_layers
     streamed = min(workload.layout.buffers, workload.streamed_layers)
-    return f"of {streamed} streamed and {resident} resident layers; {_copied(plan)}"
+    return (
+        f"of {streamed} streamed and {resident} resident layers; {_which(plan)} stream: "
+        f"{_copied(workload.streamed_weights)}"
+    )
+
+
+def _copied_remark(plan: MemoryPlan) -> str:
+    """What a forward copies, and why it is this."""
+    more = plan.copied(DRAFT) - plan.copied()
+    added = f"{readable(more)} more" if more else "no more"
+    return f"copied for a token behind a full context, and {added} for a draft of {DRAFT}{_choice(plan)}"
+
+
+def _choice(plan: MemoryPlan) -> str:
+    """Why weights stream rather than keys and values, or the reverse, where both would do."""
+    other = other_way(plan)
+    if other is None or other.burden < plan.burden:
+        return ""  # no choice, or the user's
+    streams = ("weights", "keys and values")
+    chosen, instead = streams if plan.workload.streamed_layers else streams[::-1]
+    reason = f"; {chosen} stream, as {instead} would be {readable(other.copied())}"
+    if plan.copied() > other.copied():
+        return f"{reason} but leave no middle level, which confirms about {MIDDLE_LEVEL} times the tokens"
+    return reason
 
 
 def _each_chunk(plan: MemoryPlan) -> str:

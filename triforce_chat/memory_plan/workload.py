@@ -75,10 +75,10 @@ class Workload:
     @property
     def weights(self) -> int:
         """The target's weights on the device: of streamed layers as many as there are buffers."""
-        if self.stored:
-            return self.stored.bytes
-        absent = self.streamed_layers - min(self.layout.buffers, self.streamed_layers)
-        return self._weights(self.target, self.gpus) - absent * self.layer_weights
+        whole = self.stored.bytes if self.stored else self._weights(self.target, self.gpus)
+        streamed = self._streamed
+        # Of mixed formats layers differ, and each buffer has room for the largest.
+        return whole - sum(streamed) + sum(max(streamed) for _ in streamed[: self.layout.buffers])
 
     @property
     def streamed_layers(self) -> int:
@@ -86,14 +86,26 @@ class Workload:
         return 0 if self.gpu_layers is None else max(0, self.target.layers - self.gpu_layers)
 
     @property
-    def layer_weights(self) -> int:
-        """What of the weights of one layer may be in host memory: its matrices."""
-        return self.target.matrices * self.itemsize
+    def layer_weights(self) -> tuple[int, ...]:
+        """What of the weights of each layer may be in host memory: its matrices, as they are stored."""
+        if self.stored:
+            return self.stored.blocks
+        return (self.target.matrices * self.itemsize,) * self.target.layers
 
     @property
     def streamed_weights(self) -> int:
         """Weights in pinned host memory, which cross the bus in every forward."""
-        return self.streamed_layers * self.layer_weights
+        return sum(self._streamed)
+
+    @property
+    def _streamed(self) -> tuple[int, ...]:
+        """Those of each layer that has its weights there."""
+        return self.layer_weights[self.target.layers - self.streamed_layers :]
+
+    @property
+    def weight_format(self) -> str:
+        """In which the weights are kept, for people."""
+        return self.stored.format if self.stored else f"{8 * self.itemsize} bits"
 
     @property
     def layer_kv(self) -> int:
@@ -103,6 +115,11 @@ class Workload:
             quantized = slots // self.layout.grain * self.target.kv_heads * self.quantized_kv
             return quantized + self._kv(self.layout.newest)
         return self._kv(slots) // self.gpus
+
+    @property
+    def token_kv(self) -> int:
+        """Keys and values of one token in one layer."""
+        return self._kv(1) // self.gpus
 
     @property
     def copy(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,10 +17,11 @@ from triforce_chat.engine.forward.modules import LanguageModel, supports
 from triforce_chat.engine.forward.quantized import Matrix, QuantizedEmbedding, QuantizedLinear
 from triforce_chat.errors import ModelError
 from triforce_chat.models.completeness import SAFETENSORS_INDEX, indexed_files
+from triforce_chat.models.configuration import Configuration, for_transformers
 from triforce_chat.models.draft_head import OF_TARGET, is_built_on_target
 
 SAFETENSORS = "model.safetensors"
-OUTPUT = "lm_head.weight"
+EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 GENERATION = "generation_config.json"
 
 
@@ -36,10 +38,10 @@ def empty_model(config: Any, attention: str, dtype: torch.dtype, device: torch.d
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+            for_transformers(config), dtype=dtype, attn_implementation=attention, trust_remote_code=False
         )
     base = model.base_model
-    base.rotary_emb = type(base.rotary_emb)(config).to(device)  # computed, not stored
+    base.rotary_emb = type(base.rotary_emb)(model.config).to(device)  # computed, not stored
     return model
 
 
@@ -70,11 +72,13 @@ def read_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
         files = [
             opened.enter_context(safe_open(path, "pt", device=str(device))) for path in weight_files(folder)
         ]
-        found = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (it cannot be iterated over)
+        found = {name: (file, name) for file in files for name in file.keys()}  # noqa: SIM118 (no iterator)
+        if config.tie_word_embeddings and EMBEDDING not in found and OUTPUT in found:
+            found[EMBEDDING] = found.pop(OUTPUT)  # transformers writes what both share under either name
         if found.keys() != expected_names(model, folder):
             return None
-        for name, file in found.items():
-            put(model, name, file.get_tensor(name).to(dtype))
+        for name, (file, stored) in found.items():
+            put(model, name, file.get_tensor(stored).to(dtype))
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
     model.generation_config = generation_config(folder)
@@ -99,9 +103,7 @@ def generation_config(folder: Path) -> Any:
     """What the model's authors recommend, which names tokens that end an answer; None without such a file."""
     if not (folder / GENERATION).is_file():
         return None
-    from transformers import GenerationConfig
-
-    return GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return Configuration(**json.loads((folder / GENERATION).read_text("utf-8")))
 
 
 def as_transformers(model: Any) -> Any:
@@ -116,7 +118,7 @@ def as_transformers(model: Any) -> Any:
     own_attention.register()
     with torch.device("meta"):
         made = AutoModelForCausalLM.from_config(
-            model.config, dtype=model.dtype, attn_implementation=own_attention.NAME
+            for_transformers(model.config), dtype=model.dtype, attn_implementation=own_attention.NAME
         )
     own = dict(model.named_modules())
     leaves = [name for name, module in made.named_modules() if not any(module.children())]

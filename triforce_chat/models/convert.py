@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from triforce_chat.models.completeness import check_loaded
 from triforce_chat.models.end_tokens import end_token_ids, repair_gguf_tokenizer
 from triforce_chat.models.failures import convert_errors
-from triforce_chat.models.gguf_reader import quick_gguf
+from triforce_chat.models.gguf_for_transformers import quick_gguf
 from triforce_chat.models.progress import Progress, Report
 from triforce_chat.models.silence_logs import silence_logs
 

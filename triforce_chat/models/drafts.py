@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from triforce_chat.errors import ModelError
 from triforce_chat.models.describe import Description
 from triforce_chat.models.inventory import folder_of, size_of
 from triforce_chat.models.presets import PRESETS, find_preset
 from triforce_chat.models.registry import ModelSource
-from triforce_chat.models.silence_logs import silence_logs
 
 MIN_RATIO = 3  # a draft must be at least this many times smaller than its target to gain anything
 
@@ -41,20 +39,10 @@ def _suits(folder: Path, source: ModelSource) -> bool:
     size = (source.folder / source.gguf_file).stat().st_size if source.gguf_file else size_of(source.folder)
     if size_of(folder) * MIN_RATIO > size:
         return False
-    from triforce_chat.models.load import tokens_of, usable_tokens  # imports transformers
+    from triforce_chat.models.load import tokens_of  # imports torch
 
     try:
-        tokenizer, width = _vocabulary(folder)
-    except (OSError, ValueError, ModelError):
+        own = tokens_of(ModelSource(folder.name, folder, None, None))
+    except ModelError:
         return False
-    return usable_tokens(tokenizer, width) == tokens_of(source)
-
-
-def _vocabulary(folder: Path) -> tuple[Any, int]:
-    """(tokenizer, width of the logits)."""
-    from transformers import AutoConfig, AutoTokenizer
-
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    with silence_logs():
-        config = AutoConfig.from_pretrained(folder, **options)
-        return AutoTokenizer.from_pretrained(folder, **options), config.vocab_size
+    return own == tokens_of(source)

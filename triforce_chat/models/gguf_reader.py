@@ -1,37 +1,23 @@
-"""Lets transformers read GGUF files by a quicker reader and quicker dequantization than gguf's own.
-
-Names, configurations and tokenizers remain transformers' business, which imports the two from gguf whenever it reads a
-file. It parses the same metadata for the configuration and again for the tokenizer's: that happens once, too.
-"""
+"""A quicker reader of GGUF files than gguf's own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 from gguf.quants import quant_shape_to_byte_shape
-from transformers import modeling_gguf_pytorch_utils as checkpoints
 
-from triforce_chat.models.dequantize import dequantize
 from triforce_chat.models.gguf_header import (
     ARRAY,
-    FILES,
     STRING,
     Entry,
     TensorEntry,
-    forget,
     read_header,
-    version_of,
 )
-
-OWN_LOAD = checkpoints.load_gguf_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,40 +46,6 @@ class QuickReader:
         mapped = np.memmap(path, np.uint8, "c")  # copy-on-write: torch wants writable memory
         self.fields = {name: _field(entry) for name, entry in header.entries.items()}
         self.tensors = [_stored(mapped, tensor) for tensor in header.tensors]
-
-
-@contextmanager
-def quick_gguf() -> Iterator[None]:
-    """Replace gguf's reader and its dequantization within the block, and have metadata parsed once."""
-    own = gguf.GGUFReader, gguf.dequantize
-    gguf.GGUFReader, gguf.dequantize = QuickReader, dequantize
-    checkpoints.load_gguf_checkpoint = _load_checkpoint
-    try:
-        yield
-    finally:
-        gguf.GGUFReader, gguf.dequantize = own
-        checkpoints.load_gguf_checkpoint = OWN_LOAD
-
-
-def _load_checkpoint(path: str, return_tensors: bool = False, **options: Any) -> dict[str, Any]:
-    """As transformers' function of that name."""
-    if return_tensors:
-        loaded: dict[str, Any] = OWN_LOAD(path, return_tensors, **options)
-        return loaded
-    found = _metadata(path, *version_of(Path(path)))
-    return {group: {name: copy(value) for name, value in values.items()} for group, values in found.items()}
-
-
-@lru_cache(maxsize=FILES)
-def _metadata(path: str, _size: int, _mtime_ns: int) -> dict[str, dict[str, Any]]:
-    parsed: dict[str, dict[str, Any]] = OWN_LOAD(path)
-    return parsed
-
-
-def forget_metadata() -> None:
-    """Free what is kept of the files that were read: tens of megabytes for a large vocabulary."""
-    _metadata.cache_clear()
-    forget()
 
 
 def _field(entry: Entry) -> Field:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,29 +11,25 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from triforce_chat.engine.cache.quantization import format_name
-from triforce_chat.engine.forward.attention import register
 from triforce_chat.errors import ModelError
 from triforce_chat.models import sharding
 from triforce_chat.models.adapter import merge
 from triforce_chat.models.architecture import check_config, check_declared
 from triforce_chat.models.assemble import own_modules, read_model
-from triforce_chat.models.completeness import check_loaded
+from triforce_chat.models.configuration import Configuration
 from triforce_chat.models.draft_head import (
-    OF_TARGET,
     DraftHead,
     check_answers,
-    is_built_on_target,
     read_draft_head,
 )
 from triforce_chat.models.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
-from triforce_chat.models.end_tokens import end_token_ids, repair_gguf_tokenizer
+from triforce_chat.models.end_tokens import end_token_ids
 from triforce_chat.models.failures import convert_errors
 from triforce_chat.models.gguf_cache import converted
-from triforce_chat.models.gguf_header import check_gguf
-from triforce_chat.models.gguf_reader import forget_metadata, quick_gguf
+from triforce_chat.models.gguf_header import check_gguf, forget
+from triforce_chat.models.kept_files import kept_files
 from triforce_chat.models.model_cache import CacheUnusable
 from triforce_chat.models.placement import Placement, placement
 from triforce_chat.models.progress import Note, Report, ignore_note, ignore_progress
@@ -44,6 +38,7 @@ from triforce_chat.models.rope import is_yarn, stretch_yarn
 from triforce_chat.models.silence_logs import silence_logs
 from triforce_chat.models.stored_format import StoredWeights
 from triforce_chat.models.stored_weights import NotMultiplied, map_weights, stored_weights
+from triforce_chat.models.tokenizer import Tokenizer, vocabulary_hash
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,6 +46,7 @@ if TYPE_CHECKING:
     from triforce_chat.engine.forward.streamed_weights import StreamedWeights
 
 Settle = Callable[[int, "nn.Module"], None]  # puts a decoder layer, by its number, in its place
+CONFIG = "config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 
 
@@ -61,7 +57,7 @@ class LoadedModel:
     name: str
     source: ModelSource
     model: Any  # of this program's modules, or of transformers
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     context: int  # tokens it was made for
     vocab_size: int  # width of its logits
     eos_ids: frozenset[int]  # any of them ends an answer
@@ -92,7 +88,7 @@ class LoadedModel:
         return "" if self.kv in (None, self.model.dtype) else format_name(self.kv)
 
 
-def ignore_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+def ignore_tokenizer(tokenizer: Tokenizer) -> None:
     """Refuses nothing."""
 
 
@@ -103,12 +99,12 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     attention: str,
     report: Report = ignore_progress,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: Tokenizer | None = None,
     context: int = 0,
     ranks: int = 1,
     note: Note = ignore_note,
     keep_format: bool = False,
-    before_weights: Callable[[PreTrainedTokenizerBase], None] = ignore_tokenizer,
+    before_weights: Callable[[Tokenizer], None] = ignore_tokenizer,
     settle: Settle | None = None,
 ) -> LoadedModel:
     """Resolve ``name`` and load it on ``device`` with the registered attention function ``attention``.
@@ -120,7 +116,8 @@ def load_model(
     quantized weights of a GGUF file stay as they are, and the rest is in fp32 on a CPU; otherwise, or if they cannot be
     multiplied, what the file is converted into is kept in the cache. ``note`` receives the reason if one of these is
     impossible. ``before_weights`` gets the tokenizer, and may refuse the rest. With ``settle`` weights are read into
-    main memory, from where it moves each layer to its place. Nothing is written to the screen. Raises ModelError for a
+    main memory, or those that keep their format onto the device layer by layer, from where it moves each layer to its
+    place. Nothing is written to the screen. Raises ModelError for a
     model that cannot be found, read or run, and OutOfMemory if it does not fit.
     """
     source = resolve(name, report=report)
@@ -130,18 +127,18 @@ def load_model(
     stored = kept_weights(source, place, note) if keep_format else None
     files = source if stored else expanded(source, device, dtype, report, note, ranks)
     config = load_config(files, context)
-    with convert_errors(name, device), silence_logs(), _quick(files):
+    with convert_errors(name, device), silence_logs():
         tokenizer = _tokenizer(files, config, tokenizer)
         before_weights(tokenizer)
         if stored:
-            model = map_weights(files, config, attention, place)
+            model = map_weights(files, config, attention, place, settle)
         else:
             model = _weights(files, config, "cpu" if settle else device, dtype, attention, ranks)
         if source.adapter is not None:
             merge(model, source.adapter)
-        if settle:
+        if settle and not stored:
             _settle(model, device, settle)
-    forget_metadata()
+    forget()
     return _loaded(source, model, tokenizer, stored)
 
 
@@ -197,6 +194,8 @@ def check_draft(target: LoadedModel, draft: LoadedModel) -> None:
     if draft.draft_vocabulary is not None:
         _check_draft_vocabulary(target, draft, draft.draft_vocabulary)
         return
+    if draft.tokenizer is target.tokenizer and draft.vocab_size == target.vocab_size:
+        return  # it has none of its own: a tenth of a second for the tokens of a large vocabulary
     theirs, own = (usable_tokens(each.tokenizer, each.vocab_size) for each in (target, draft))
     differing = {token for token, _ in theirs ^ own}
     if not differing:
@@ -234,12 +233,6 @@ def _check_head(target: LoadedModel, draft: LoadedModel, head: DraftHead) -> Non
         )
 
 
-def vocabulary_hash(tokenizer: Any) -> str:
-    """A hash of a tokenizer's tokens and their ids."""
-    tokens = sorted(tokenizer.get_vocab().items())
-    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:32]
-
-
 def usable_tokens(tokenizer: Any, width: int) -> set[tuple[str, int]]:
     """(token, id) of all tokens whose ids are below the ``width`` of the logits."""
     return {(token, number) for token, number in tokenizer.get_vocab().items() if number < width}
@@ -248,19 +241,13 @@ def usable_tokens(tokenizer: Any, width: int) -> set[tuple[str, int]]:
 def tokens_of(source: ModelSource) -> set[tuple[str, int]]:
     """The usable tokens of a model whose weights are not loaded. Raises ModelError."""
     config = load_config(source)
-    with convert_errors(source.name, "cpu"), silence_logs(), _quick(source):
+    with convert_errors(source.name, "cpu"):
         return usable_tokens(_tokenizer(source, config, None), config.vocab_size)
-
-
-def _options(source: ModelSource) -> dict[str, Any]:
-    """Options of ``from_pretrained``: local files only, and never a model's own code."""
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    return options | ({"gguf_file": source.gguf_file} if source.gguf_file else {})
 
 
 def _read_config_json(source: ModelSource) -> dict[str, Any]:
     try:
-        config = json.loads((source.folder / "config.json").read_text("utf-8"))
+        config = json.loads((source.folder / CONFIG).read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{source.name}: config.json cannot be read ({error})") from error
     if not isinstance(config, dict):
@@ -277,7 +264,7 @@ def load_config(source: ModelSource, context: int = 0) -> Any:
         check_declared(source.name, _read_config_json(source))
     else:
         check_gguf(source.folder / source.gguf_file)
-    with convert_errors(source.name, "cpu"), silence_logs(), _quick(source):
+    with convert_errors(source.name, "cpu"):
         config = _config(source)
         check_config(source.name, config)
         if context > config.max_position_embeddings and is_yarn(config.rope_parameters):
@@ -286,12 +273,14 @@ def load_config(source: ModelSource, context: int = 0) -> Any:
         return config
 
 
-def _quick(source: ModelSource) -> AbstractContextManager[None]:
-    return quick_gguf() if source.gguf_file else nullcontext()
+def _config(source: ModelSource) -> Configuration:
+    def write(folder: Path) -> None:
+        from triforce_chat.models.auto_classes import write_config  # imports transformers
 
+        write_config(source, folder)
 
-def _config(source: ModelSource) -> Any:
-    config = AutoConfig.from_pretrained(source.folder, **_options(source))
+    with kept_files("config", source, write) as folder:
+        config = Configuration(**json.loads((folder / CONFIG).read_text("utf-8")))
     preset, adapter = source.preset, source.adapter
     rope = adapter.rope if adapter else preset.rope if preset else {}
     if rope:
@@ -316,9 +305,14 @@ def _context(source: ModelSource, config: Any) -> int:
 def _tokenizer(source: ModelSource, config: Any, other: Any) -> Any:
     if other is not None and source.gguf_file is None and not has_tokenizer(source.folder):
         return other
-    tokenizer = AutoTokenizer.from_pretrained(source.folder, **_options(source))
-    if source.gguf_file is not None:
-        repair_gguf_tokenizer(tokenizer, config)
+
+    def write(folder: Path) -> None:
+        from triforce_chat.models.auto_classes import write_tokenizer  # imports transformers
+
+        write_tokenizer(source, config, folder)
+
+    with kept_files("tokenizer", source, write) as folder:
+        tokenizer = Tokenizer.read(folder)
     if source.preset is not None and tokenizer.chat_template is None:
         tokenizer.chat_template = source.preset.template
     return tokenizer
@@ -336,14 +330,16 @@ def _weights(
         made = read_model(source.folder, config, dtype, torch.device(device))
         if made is not None:
             return made
+    from triforce_chat.models.auto_classes import read_by_transformers  # takes seconds
+
     if ranks == 1:
         # A device map loads straight onto the device, without a copy in CPU memory.
         placement = {} if device == "cpu" else {"device_map": {"": device}}
-        return _read(source, config, dtype, attention, placement)
+        return read_by_transformers(source, config, dtype, attention, placement)
     if source.gguf_file:  # its reader cannot load parts
-        return sharding.split(_read(source, config, dtype, attention, {}), ranks).to(device)
+        return sharding.split(read_by_transformers(source, config, dtype, attention, {}), ranks).to(device)
     with sharding.sharded_loading(device):
-        return _read(source, config, dtype, attention, sharding.options(ranks))
+        return read_by_transformers(source, config, dtype, attention, sharding.options(ranks))
 
 
 def _settle(model: Any, device: str, settle: Settle) -> None:
@@ -354,27 +350,6 @@ def _settle(model: Any, device: str, settle: Settle) -> None:
         if name != "layers":
             part.to(device)
     model.get_output_embeddings().to(device)
-
-
-def _read(
-    source: ModelSource, config: Any, dtype: torch.dtype, attention: str, placement: Mapping[str, Any]
-) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    register()
-    model, info = AutoModelForCausalLM.from_pretrained(
-        source.folder,
-        config=config,
-        dtype=dtype,
-        attn_implementation=attention,
-        use_safetensors=None if source.gguf_file else True,
-        output_loading_info=True,
-        **placement,
-        **_options(source),
-    )
-    of_target = OF_TARGET if is_built_on_target(source.folder) else ()
-    check_loaded(source.name, set(info["missing_keys"]) - {*of_target})
-    return model.requires_grad_(False).eval()
 
 
 def _loaded(source: ModelSource, model: Any, tokenizer: Any, stored: StoredWeights | None) -> LoadedModel:

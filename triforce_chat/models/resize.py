@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from triforce_chat.engine.forward.modules import head_dim_of
+from triforce_chat.engine.forward.frequencies import head_dim_of
 from triforce_chat.errors import ModelError
 from triforce_chat.models.assemble import empty_model
 from triforce_chat.models.failures import convert_errors

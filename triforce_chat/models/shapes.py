@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from triforce_chat.errors import UsageError
 from triforce_chat.models import published
 from triforce_chat.models.published import Fields
+
+ROUNDED_TO = ":8bit"  # behind a shape's name, if not to 4 bits
+IN_8_BITS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,7 @@ class BigShape:
     kv_heads: int
     head_dim: int
     mlp: int  # neurons of one layer
+    bits: int = 4  # of a matrix's numbers, if they are rounded
 
     @property
     def fields(self) -> Fields:
@@ -57,8 +61,9 @@ SHAPES = (
 
 
 def find_shape(name: str) -> BigShape:
-    """The shape with this name. Raises UsageError if there is none."""
+    """The shape with this name, perhaps followed by ``ROUNDED_TO``. Raises UsageError if there is none."""
+    own = name.removesuffix(ROUNDED_TO)
     for shape in SHAPES:
-        if shape.name == name:
-            return shape
+        if shape.name == own:
+            return shape if own == name else replace(shape, name=name, bits=IN_8_BITS)
     raise UsageError(f"no shape '{name}'; choose {', '.join(shape.name for shape in SHAPES)}")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from triforce_chat.errors import UsageError
 from triforce_chat.models.assemble import as_transformers
+from triforce_chat.models.configuration import for_transformers
 
 MAX_LISTED = 64  # the largest number of ranks that an error message suggests
 
@@ -25,7 +26,7 @@ def check_ranks(name: str, config: Any, ranks: int, sizes: Mapping[str, int]) ->
 
     ``sizes`` are the divided dimensions by name.
     """
-    if not getattr(config, "base_model_tp_plan", None):
+    if not getattr(for_transformers(config), "base_model_tp_plan", None):
         raise UsageError(f"{name}: transformers has no plan to split {config.model_type!r}; leave out --tp")
     if all(size % ranks == 0 for size in sizes.values()):
         return

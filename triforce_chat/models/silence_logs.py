@@ -29,19 +29,13 @@ class _StreamMutedForThread:
 
 @contextmanager
 def silence_logs() -> Iterator[None]:
-    """Suppress warnings, log lines and transformers' progress bars within the block."""
-    from transformers.utils import logging as bars
-
-    had_bars, log_level = bars.is_progress_bar_enabled(), logging.root.manager.disable
-    # transformers' own switch does not affect the progress bar of its GGUF reader.
+    """Suppress warnings, log lines and progress bars within the block."""
+    log_level = logging.root.manager.disable
     muted = cast(TextIO, _StreamMutedForThread(sys.stderr))
     with warnings.catch_warnings(), redirect_stderr(muted):
         warnings.simplefilter("ignore")
         logging.disable(logging.CRITICAL)
-        bars.disable_progress_bar()
         try:
             yield
         finally:
             logging.disable(log_level)
-            if had_bars:
-                bars.enable_progress_bar()

@@ -20,6 +20,7 @@ class StoredWeights:
     step_bytes: int  # that a decoding step reads: all but an embedding of its own, of which it reads one row
     # Of a block's matrices, the embedding and the output, once each; they follow from the file.
     layers: tuple[Kinds, ...] = field(default=(), compare=False)
+    blocks: tuple[int, ...] = field(default=(), compare=False)  # bytes of each block's matrices in memory
 
     def with_adapter(self, size: int) -> StoredWeights:
         """The same with an adapter's matrices of so many bytes beside them."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Kind
-from torch import Tensor
-from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+from torch import Tensor, nn
 
 from triforce_chat.engine.forward.quantized import Matrix, QuantizedEmbedding, QuantizedLinear
 from triforce_chat.errors import ModelError
@@ -32,12 +32,15 @@ from triforce_chat.models.registry import ModelSource
 from triforce_chat.models.stored_format import StoredWeights
 
 if TYPE_CHECKING:
+    from triforce_chat.models.load import Settle
     from triforce_chat.models.stored_format import Kinds
 
 PLAIN = frozenset({Kind.F32, Kind.F16, Kind.BF16})  # one number each, no blocks
 ARCHITECTURE, FILE_TYPE = "general.architecture", "general.file_type"
 MOSTLY = "MOSTLY_"  # in the names of files' types
+INTERLEAVING = ("llama",)  # architectures with which llama.cpp does so
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
+BLOCK, NO_BLOCK = "blk", -1  # in the names of a block's tensors; what stands for none
 
 
 class NotMultiplied(ModelError):
@@ -63,7 +66,8 @@ def stored_weights(source: ModelSource, place: Placement) -> StoredWeights | Non
         sizes = {tensor.name: _bytes(tensor, place) for tensor in header.tensors}
         whole = sum(sizes.values())
         row_by_row = sizes.get(EMBEDDING, 0) if OUTPUT in sizes else 0
-        stored = StoredWeights(_format(header, kinds), whole, whole - row_by_row, _layers(header.tensors))
+        about = _layers(header.tensors), _blocks(header.tensors, sizes)
+        stored = StoredWeights(_format(header, kinds), whole, whole - row_by_row, *about)
     return stored.with_adapter(fp32_bytes(source.adapter)) if source.adapter else stored
 
 
@@ -76,6 +80,22 @@ def _layers(tensors: Sequence[TensorEntry]) -> tuple[Kinds, ...]:
             blocks.setdefault(path, {})[role] = kind_of(tensor)
     ends = blocks.pop("", {})
     return tuple(sorted({tuple(sorted({**ends, **each}.items())) for each in blocks.values()}))
+
+
+def _blocks(tensors: Sequence[TensorEntry], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Bytes of the matrices of each block; ``sizes``: of each tensor."""
+    totals: Counter[int] = Counter()
+    for tensor in tensors:
+        if is_matrix(tensor.shape):
+            totals[block_of(tensor.name)] += sizes[tensor.name]
+    return tuple(size for block, size in sorted(totals.items()) if block != NO_BLOCK)
+
+
+def block_of(name: str) -> int:
+    """The number of the block that a tensor belongs to by its name, such as blk.3.attn_q.weight."""
+    kind, _, rest = name.partition(".")
+    number, _, _ = rest.partition(".")
+    return int(number) if kind == BLOCK and number.isdigit() else NO_BLOCK
 
 
 def is_matrix(shape: Sequence[int]) -> bool:
@@ -112,44 +132,69 @@ def _bytes(tensor: TensorEntry, place: Placement) -> int:
     return math.prod(tensor.shape) * place.dtype.itemsize
 
 
-def map_weights(source: ModelSource, config: Any, attention: str, place: Placement) -> Any:
+def map_weights(
+    source: ModelSource, config: Any, attention: str, place: Placement, settle: Settle | None = None
+) -> Any:
     """The model with its weights from the GGUF file.
 
-    Raises ModelError for a file that is damaged or whose tensors do not fit its configuration.
+    ``settle`` gets the number of each layer and the layer as soon as it is complete, and may move it elsewhere. Raises
+    ModelError for a file that is damaged or whose tensors do not fit its configuration.
     """
     assert source.gguf_file is not None
     reader = QuickReader(source.folder / source.gguf_file)  # before anything is allocated
     model = empty_model(config, attention, place.dtype, place.device)
-    for name, weight in _weights(model, reader, place):
-        put(model, name, weight)
+    layers = model.base_model.layers
+    for number, weights in groupby(_weights(model, reader, place), lambda found: found[0]):
+        for _, name, weight in weights:
+            put(model, name, weight)
+        if settle and number != NO_BLOCK:
+            check_loaded(source.name, _absent(layers[number], f"model.layers.{number}"))
+            settle(number, layers[number])
     if config.tie_word_embeddings:
         _tie(model)
-    check_loaded(source.name, (name for name, weight in model.named_parameters() if weight.is_meta))
+    check_loaded(source.name, _absent(model))
     return model.requires_grad_(False).eval()
 
 
-def _weights(model: Any, reader: QuickReader, place: Placement) -> Iterator[tuple[str, Tensor | Matrix]]:
-    """The file's tensors by their names in the model, with the rows in transformers' order.
+def _absent(part: nn.Module, path: str = "") -> Iterator[str]:
+    """The tensors of a model, or of its part with that path, that have no weights yet."""
+    return (name for name, weight in part.named_parameters(path) if weight.is_meta)
+
+
+def _weights(model: Any, reader: QuickReader, place: Placement) -> Iterator[tuple[int, str, Tensor | Matrix]]:
+    """The file's tensors, block by block: (block, name in the model, numbers with the rows in transformers' order).
 
     llama.cpp orders the rows of queries and keys in another way for some families. Blocks lie within rows, so that
     whole rows change places.
     """
     architecture = bytes(reader.fields[ARCHITECTURE].parts[0]).decode()
     names = _names(model, architecture)
-    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
+    interleaved = _interleaved(model.config) if architecture in INTERLEAVING else {}
 
     def ordered(data: np.ndarray[Any, Any], tensor: StoredTensor) -> Tensor:
-        return torch.from_numpy(processor.process(data, tensor.name).weights)
+        heads = next((heads for part, heads in interleaved.items() if part in tensor.name), None)
+        return torch.from_numpy(data if heads is None else _halves(data, heads))
 
-    for tensor in reader.tensors:
-        kind, data = tensor.tensor_type, tensor.data
+    for tensor in sorted(reader.tensors, key=lambda each: block_of(each.name)):
+        kind, data, block = tensor.tensor_type, tensor.data, block_of(tensor.name)
         if tensor.name not in names:
             continue
         if is_matrix(data.shape) and kind in place.kinds:
-            yield names[tensor.name], place.matrix(ordered(data, tensor), kind)
+            yield block, names[tensor.name], place.matrix(ordered(data, tensor), kind)
         else:
             numbers = ordered(dequantize(data, kind), tensor)
-            yield names[tensor.name], numbers.to(place.device, place.dtype)
+            yield block, names[tensor.name], numbers.to(place.device, place.dtype)
+
+
+def _interleaved(config: Any) -> dict[str, int]:
+    """The heads of the matrices that llama.cpp orders in its own way, by a part of their names."""
+    return {".attn_q.": config.num_attention_heads, ".attn_k.": config.num_key_value_heads}
+
+
+def _halves(data: np.ndarray[Any, Any], heads: int) -> np.ndarray[Any, Any]:
+    """The rows of each head, of which the two that are rotated together are neighbours, with half a head between."""
+    pairs = data.reshape(heads, len(data) // heads // 2, 2, *data.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(data.shape)
 
 
 def _names(model: Any, architecture: str) -> dict[str, str]:

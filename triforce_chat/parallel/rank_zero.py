@@ -16,7 +16,7 @@ from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.calibration import Calibration
-from triforce_chat.engine.speculation.planner import Expected
+from triforce_chat.engine.speculation.plan import Expected
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import RankLost
 from triforce_chat.parallel.commands import Call, Step

@@ -13,7 +13,9 @@ from triforce_chat.settings.settings import SAMPLED, Settings
 
 SEEDED_GAMMA, SEEDED_DRAFT_GAMMA = 8, 4  # tokens drafted with a seed by stacks that have no plan to make
 SMALLEST_BUDGET, LARGEST_BUDGET = 512, 4096  # tokens; the latter is the optimum in the TriForce paper
-BUDGET_SHARE = 8  # the context is at least this many times the budget
+# The context is at least this many times the budget; the latter where keys and values are in host memory, from where
+# all of them come for a verification.
+BUDGET_SHARE, STREAMED_SHARE = 8, 4
 
 
 class ModelDefaults(Protocol):
@@ -22,6 +24,11 @@ class ModelDefaults(Protocol):
     @property
     def context(self) -> int:
         """Tokens that were planned for."""
+        ...
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether keys and values are in host memory."""
         ...
 
     @property
@@ -35,17 +42,21 @@ class ModelDefaults(Protocol):
         ...
 
 
-def stack_options(settings: Settings, positions: int, largest: int = LARGEST_BUDGET) -> StackOptions:
+def stack_options(
+    settings: Settings, positions: int, largest: int = LARGEST_BUDGET, offloaded: bool = False
+) -> StackOptions:
     """The stack that the settings ask for; its budget grows with the context up to ``largest`` tokens.
 
     With a seed neither the clock nor free memory may decide, as another plan draws other random numbers.
 
-    ``positions`` is the context that the model was trained for; it counts unless the settings have one.
+    ``positions`` is the context that the model was trained for; it counts unless the settings have one. ``offloaded``:
+    keys and values are in host memory.
     """
-    context = settings.room or positions
-    budget = settings.budget or max(SMALLEST_BUDGET, min(largest, context // BUDGET_SHARE))
     name, gamma, draft_gamma, middle = settings.stack, settings.gamma, settings.draft_gamma, settings.middle
     seeded, endless = settings.seed is not None, settings.eviction is not None
+    streams, tree = offloaded and not seeded, tree_options(settings)
+    share = (settings.room or positions) // (STREAMED_SHARE if streams else BUDGET_SHARE)
+    budget = settings.budget or max(SMALLEST_BUDGET, min(largest, share))
     # What an endless conversation would forget while times are measured could not be brought back.
     if seeded and (name != "auto" or endless):
         gamma, draft_gamma = gamma or SEEDED_GAMMA, draft_gamma or SEEDED_DRAFT_GAMMA
@@ -59,7 +70,8 @@ def stack_options(settings: Settings, positions: int, largest: int = LARGEST_BUD
         middle=middle,
         budget=Budget(tokens=budget, chunk=settings.chunk),
         repeatable=seeded and not endless,
-        tree=tree_options(settings),
+        tree=tree,
+        streams=streams,
     )
 
 
@@ -72,7 +84,7 @@ def tree_options(settings: Settings) -> TreeOptions | None:
 
 def stack_for(settings: Settings, model: ModelDefaults) -> StackOptions:
     """The stack for a loaded model, whose retrieval cache stays within the budget that was planned."""
-    return stack_options(settings, model.context, model.largest_budget)
+    return stack_options(settings, model.context, model.largest_budget, model.offloaded)
 
 
 def sampling_of(settings: Settings, model: ModelDefaults) -> Sampling:

@@ -72,7 +72,7 @@ class Parameters:
         None,
         "Tokens drafted per step of the middle level; planned if not given.",
         minimum=1,
-        maximum=stack_specs.MAX_GAMMA,
+        maximum=stack_specs.MAX_DRAFT_GAMMA,
         changeable=True,
         example=2,
     )
@@ -99,7 +99,7 @@ class Parameters:
     endless: str = setting(
         OFF,
         f"Never fill the context: the model's own keys and values are evicted, by {', '.join(EVICTIONS)} (chat, ask, "
-        "summarize; on a CPU). Lossy; answers are exact relative to what is left.",
+        "summarize). Lossy; answers are exact relative to what is left.",
         choices=(OFF, *EVICTIONS),
         persistent=False,
     )
@@ -202,16 +202,13 @@ class Settings(Parameters):
             raise UsageError(f"budget must be at least {smallest} tokens for chunks of {self.chunk}")
         Sampling(**{name: getattr(self, name) for name in SAMPLED if getattr(self, name) is not None})
         if self.eviction and self.tp > 1:
-            raise UsageError(f"--endless {self.endless} runs on a CPU in one process, so far: leave out --tp")
+            raise UsageError(f"--endless {self.endless} runs in one process, so far: leave out --tp")
         if self.eviction and self.kv == FLOAT8:
             raise UsageError(
                 f"--endless {self.endless} moves keys, and --kv {self.kv} would round them once more each time"
             )
-        if self.gpu_layers is not None and (self.tp > 1 or self.dtype == STORED):
-            other = f"--tp {self.tp}" if self.tp > 1 else f"--dtype {STORED}"
-            raise UsageError(
-                f"--gpu-layers is for one process and weights that are not quantized: leave out {other}"
-            )
+        if self.gpu_layers is not None and self.tp > 1:
+            raise UsageError(f"--gpu-layers is for one process: leave out --tp {self.tp}")
         if self.eviction and self.kv in QUANTIZED:
             raise UsageError(
                 f"--endless {self.endless} moves tokens one by one, and --kv {self.kv} keeps groups of them"
@@ -260,10 +257,10 @@ def request_parameters() -> dict[str, type]:
 
 def _check_value(spec: SettingSpec, value: Any) -> None:
     rules = spec.details
-    if rules.choices and value not in rules.choices:
-        raise UsageError(f"no {spec.key} '{value}'; choose one of {', '.join(rules.choices)}")
     if value is None:
         return
+    if rules.choices and value not in rules.choices:
+        raise UsageError(f"no {spec.key} '{value}'; choose one of {', '.join(rules.choices)}")
     if rules.minimum is not None and value < rules.minimum:
         raise UsageError(f"{spec.key} must be at least {rules.minimum}, not {value}")
     if rules.maximum is not None and value > rules.maximum:

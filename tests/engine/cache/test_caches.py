@@ -25,9 +25,10 @@ from support.labs import SMALL_BUDGET, Lab
 from torch import Tensor
 
 from triforce_chat.engine import prefix_cache
+from triforce_chat.engine.cache import selection
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.retrieval import RetrievalCache, State
-from triforce_chat.engine.cache.selection import MeanKey
+from triforce_chat.engine.cache.selection import AttentionMass, MeanKey
 from triforce_chat.engine.cache.storage import KVBuffer, QueryRing, Shape
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.engine import Engine, Request
@@ -179,6 +180,21 @@ def test_retrieval_cache_under_random_growth_and_rewinds(lab: Lab, policy: str, 
         keep = random.choice([len(tokens)] * 5 + [len(tokens) - 1, len(tokens) // 2, 2])
         del tokens[keep:]
         engine.top.rollback(keep)
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_attention_is_the_same_in_any_number_of_heads_at_once(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(chunk)
+    queries, keys = torch.randn(6, 5, 8), torch.randn(3, 12 // chunk, chunk, 8)
+    whole = AttentionMass().scores(queries, keys)
+    weights = torch.softmax(
+        queries.unflatten(0, (3, 2)).flatten(1, 2) @ keys.flatten(1, 2).transpose(1, 2) / 8**0.5, -1
+    )
+    assert torch.allclose(whole, weights.sum(1).unflatten(1, (-1, chunk)).sum(-1), atol=1e-5)
+    monkeypatch.setattr(selection, "LOGITS_BYTES", 2 * 4 * 10 * 12)  # two heads
+    assert torch.allclose(AttentionMass().scores(queries, keys), whole, atol=1e-6)
 
 
 def test_the_pick_is_what_the_queries_look_at(lab: Lab) -> None:

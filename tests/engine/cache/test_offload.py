@@ -121,6 +121,49 @@ def test_attention_selects_at_every_verification(deep: Lab) -> None:
     check_retrieval(cache)
 
 
+@pytest.mark.parametrize("policy", ["mean", "attention"])
+@pytest.mark.parametrize(("resident", "length"), [(0, 90), (0, 97), (2, 129)])
+def test_what_completes_a_prompt_selects(deep: Lab, resident: int, length: int, policy: str) -> None:
+    """So the first round drafts, where a round without a draft would take as long as the whole prompt's keys take."""
+    options = StackOptions("triforce", policy=policy, budget=replace(SMALL_BUDGET, scratch=128), streams=True)
+    store = partial(OffloadedKV, resident=resident)
+    engine = Engine(deep.target, 400, TextCodec(spell), deep.draft, options, storage=store)
+    engine.prefix.__class__ = SmallChunks
+    given, prompt = list[int](), deep.text(length)
+    for turn in range(3):
+        events = list(engine.answer(Request(prompt, 24)))
+        answer = [token for event in events if isinstance(event, Text) for token in event.token_ids]
+        assert answer == deep.greedy(prompt, 24)
+        rounds = [event for event in events if isinstance(event, Verified) and event.level == "target"]
+        assert rounds[0].proposed > 0
+        [cache] = caches(engine, RetrievalCache)
+        check_retrieval(cache)
+        given = [*prompt, *answer[: 24 - 7 * turn]]
+        prompt = [*given, *deep.text(20 + 40 * turn, seed=turn)]
+
+
+def test_every_prompt_is_selected_from_up_to_its_end(deep: Lab) -> None:
+    options = StackOptions("retrieval", budget=SMALL_BUDGET, streams=True)
+    engine, tokens = (
+        Engine(deep.target, 400, TextCodec(spell), None, options, storage=OffloadedKV),
+        deep.text(300),
+    )
+    [cache] = caches(engine, RetrievalCache)
+    for length in (20, 90, 93, 300, 120):
+        list(engine.prefill(tokens[:length]))
+        if length != 120:  # which is there already: nothing is read
+            assert (cache.state, cache.layout.total, cache.verified_length) == (State.READY, length, length)
+        check_retrieval(cache)
+
+
+def test_only_a_stack_that_is_planned_for_streaming_selects_early(deep: Lab) -> None:
+    options = StackOptions(name="triforce", gamma=4, budget=SMALL_BUDGET)
+    engine = Engine(deep.target, 400, TextCodec(spell), deep.draft, options, storage=OffloadedKV)
+    list(engine.prefill(deep.text(90)))
+    [cache] = caches(engine, RetrievalCache)
+    assert cache.state is State.STALE
+
+
 def check_layout(one: RetrievalCache, other: RetrievalCache) -> None:
     assert (one.layout, one.state, one.verified_length) == (other.layout, other.state, other.verified_length)
     n = one._slot(one.verified_length) if one.state is State.READY else 0

@@ -24,15 +24,15 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Verified
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.speculation.stacks import (
-    COPY_GAMMA,
     MOST_DRAFT_GAMMA,
     MOST_GAMMA,
+    STREAMED_GAMMA,
     StackOptions,
 )
 from triforce_chat.errors import UsageError
 
 STORES = [KVBuffer, OffloadedKV]
-MOST_FED = 1 + COPY_GAMMA + MOST_GAMMA + MOST_DRAFT_GAMMA + 1
+MOST_FED = 1 + STREAMED_GAMMA + MOST_GAMMA + MOST_DRAFT_GAMMA + 1
 
 
 def engine_of(lab: Lab, storage: Any = KVBuffer, **options: Any) -> Engine:

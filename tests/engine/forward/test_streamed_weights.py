@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from support import plain_kernels
 from support.caches import answer_of
 from support.emulated_graphs import emulate
@@ -21,15 +24,23 @@ from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text, Verified
 from triforce_chat.engine.forward import runner as runner_module
-from triforce_chat.engine.forward.fused import stacked
+from triforce_chat.engine.forward.grouped_matrix import GroupedMatrix
+from triforce_chat.engine.forward.quantized import QuantizedLinear
 from triforce_chat.engine.forward.runner import Runner
-from triforce_chat.engine.forward.streamed_weights import StreamedWeights, matrices_of
+from triforce_chat.engine.forward.streamed_weights import (
+    StreamedWeights,
+    matrices_of,
+    tensors_of,
+    views,
+)
+from triforce_chat.engine.kernels.quantized_weight import Codes, pack, stacked
 from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.stack_specs import MAX_TREE
 from triforce_chat.engine.speculation.stacks import STREAMED_GAMMA, StackOptions
 from triforce_chat.engine.speculation.tree_plan import LARGEST_PLANNED, TreeOptions
 from triforce_chat.errors import UsageError
+from triforce_chat.models.rounding import ROLES, rounded
 
 LAYERS = 5
 RESIDENT = (0, 1, 2, 3, 4)
@@ -129,6 +140,119 @@ def test_each_forward_copies_each_layer_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(StreamedWeights, "_fetch", counted)
     assert len(logits_of(runner)) == 6
     assert fetched == [0, 1, *7 * [2, 3, 0, 1]]
+
+
+# Quantized ones
+
+
+def in_few_bits(model: Any, mixed: bool) -> Any:
+    """The model with quantized matrices; ``mixed``: in every other layer of several formats, and so of another size."""
+    for number, layer in enumerate(model.base_model.layers):
+        for path in ROLES.values():
+            role = path.rpartition(".")[2]
+            form = OTHERWISE[role] if mixed and number % 2 == 0 else partial(rounded, kind=Kind.Q4_0)
+            layer.set_submodule(path, form(layer.get_submodule(path)))
+    return model
+
+
+def with_minimum(linear: Any) -> QuantizedLinear:
+    """A layer of 4-bit integers whose groups have a minimum."""
+    groups = linear.weight.detach().unflatten(1, (-1, 32))
+    least, most = groups.amin(2), groups.amax(2)
+    scale = (most - least) / 15
+    numbers = ((groups - least[..., None]) / scale[..., None]).round().flatten(1)
+    return QuantizedLinear(
+        GroupedMatrix(pack(Codes.BITS_4, numbers.to(torch.int16), scale, least), torch.float32), linear.bias
+    )
+
+
+OTHERWISE: dict[str, Callable[[Any], Any]] = {
+    "q_proj": with_minimum,
+    "k_proj": with_minimum,
+    "v_proj": partial(rounded, kind=Kind.Q8_0),
+    "o_proj": lambda linear: linear,
+    "gate_proj": with_minimum,
+    "up_proj": with_minimum,
+    "down_proj": partial(rounded, kind=Kind.Q8_0),
+}
+
+
+def few_bits_model(mixed: bool, architecture: str = "qwen2") -> Any:
+    torch.manual_seed(7)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    return in_few_bits(random_model(architecture, num_hidden_layers=LAYERS, **sizes), mixed)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_quantized_matrices_lie_in_host_memory_byte_for_byte(mixed: bool) -> None:
+    layers, weights = few_bits_model(mixed).base_model.layers, StreamedWeights(torch.device("cpu"), 1)
+    expected = [[each.clone() for each in tensors_of(matrices_of(layer))] for layer in layers]
+    for number, layer in enumerate(layers):
+        weights.take(number, layer)
+    for home, layer, own in zip(weights.homes, layers[1:], expected[1:], strict=True):
+        assert home.nbytes == sum(each.nbytes for each in own)
+        for found in (views(own, home), tensors_of(matrices_of(layer))):
+            assert all(mine.dtype == theirs.dtype for mine, theirs in zip(found, own, strict=True))
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, own, strict=True))
+    assert len({home.nbytes for home in weights.homes}) == 1 + mixed
+    weights.attach(layers)
+    assert {each.nbytes for each in weights.buffers} == {max(home.nbytes for home in weights.homes)}
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("resident", RESIDENT)
+def test_captured_forwards_copy_quantized_layers(fused: str, resident: int, mixed: bool) -> None:
+    model = few_bits_model(mixed)
+    there, made = (streaming(model, layers, fused) for layers in (LAYERS, resident))
+    assert made.captures
+    for _ in range(2):  # graphs are captured, and then replayed
+        for mine, theirs in zip(logits_of(made), logits_of(there), strict=True):
+            assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("resident", [0, 3])
+def test_modules_multiply_quantized_layers_that_pass(resident: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain_kernels.replace(monkeypatch)
+    model = few_bits_model(mixed=True, architecture="llama")
+    there, made = (streaming(model, layers) for layers in (LAYERS, resident))
+    for mine, theirs in zip(logits_of(made), logits_of(there), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_what_is_multiplied_at_once_is_no_copy_of_the_buffers(fused: str, mixed: bool) -> None:
+    runner = streaming(few_bits_model(mixed), 1, fused)
+    assert runner.decoder is not None
+    assert runner.streamed is not None
+    buffers = {each.untyped_storage().data_ptr() for each in runner.streamed.buffers}
+    for block in runner.decoder.blocks:
+        multiplied = [block.qkv_proj, block.o_proj, block.gate_up_proj, block.down_proj]
+        tensors = [tensor for each in multiplied for tensor in multiplied_by(each)]
+        (place,) = {each.untyped_storage().data_ptr() for each in tensors}
+        assert (place in buffers) == (block.number > 0)
+        assert mixed or len(tensors) == 2 * len(multiplied)
+
+
+def multiplied_by(linear: Any) -> list[Tensor]:
+    """The tensors of a fused linear layer."""
+    if hasattr(linear, "parts"):
+        return [tensor for part in linear.parts for tensor in multiplied_by(part)]
+    weight = linear.weight
+    return [weight] if isinstance(weight, Tensor) else [weight.data, weight.scale]
+
+
+@pytest.mark.parametrize("tree", ["chain", "sequoia"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_over_quantized_layers_that_pass(fused: str, temperature: float, tree: str) -> None:
+    model, told_by = few_bits_model(mixed=True, architecture="llama"), []
+    for resident in (LAYERS, 2):
+        torch.manual_seed(12)
+        draft = Runner(random_model(num_hidden_layers=1, head_dim=16).to(fused))
+        options = StackOptions("naive", gamma=4, tree=TreeOptions(tree, 10, 4) if tree != "chain" else None)
+        engine = Engine(streaming(model, resident, fused), 400, TextCodec(spell), draft, options)
+        engine.executor = GraphExecutor()
+        told_by.append([told(engine, PROMPT[:n], Sampling(temperature, seed=n)) for n in (40, 25)])
+    assert told_by[0] == told_by[1]
 
 
 def far(runner: Runner) -> list[Any]:

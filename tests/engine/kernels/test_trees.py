@@ -116,8 +116,9 @@ def test_children_are_those_that_torch_draws(
     copies = given.clone(), scores.clone()
     tokens, probs = moved(own.clone(), own_laws.clone())
     draw_children(*copies, numbers, numbers, shape, rows, own, own_laws, independent)
-    given, scores, uniforms, links, rows = moved(given, scores, numbers.last[0], shape.links, rows)
-    kernels.draw_children(given, scores, uniforms, links, rows, tokens, probs, independent)
+    given, scores, uniforms, links, lines, rows = moved(given, scores, numbers.last, *shape, rows)
+    how = kernels.Drawing(1.0, uniforms)
+    kernels.draw_children(scores, how, links, lines, rows, 0, tokens, probs, independent, given)
     assert torch.equal(tokens.cpu(), own)
     torch.testing.assert_close(probs.cpu(), own_laws, atol=1e-6, rtol=1e-5)
 

@@ -32,9 +32,11 @@ from triforce_chat.engine.speculation.calibrator import TOKENS, outlooks
 from triforce_chat.engine.speculation.cost_model import AcceptanceCurve, StepTimes
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.lookup import NgramLookup
-from triforce_chat.engine.speculation.planner import SURVEY_DRAFTS, SURVEY_PLAIN, Plan, Planner
+from triforce_chat.engine.speculation.plan import Plan
+from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.engine.speculation.survey import SURVEY_DRAFTS, SURVEY_PLAIN
 
 BUCKET = 256  # tokens; of all histories here
 CLOCKS = 8  # that run differently
@@ -157,7 +159,7 @@ def test_a_planner_goes_on_where_another_ended() -> None:
     assert begun[0].arm is second.planner.arms[0]
     assert abs(begun[0].n - last.n) <= 2
     assert any(plan.trial for plan in World().run(10))
-    assert second.planner.times(1) != first.planner.times(1)  # refined
+    assert second.planner.times.steps(1) != first.planner.times.steps(1)  # refined
 
 
 def test_the_first_draft_of_a_process_may_include_preparations() -> None:
@@ -184,8 +186,8 @@ def test_fixed_times_make_plans_that_ignore_the_clock() -> None:
     for noise, speed in ((0.9, 1.0), (0.0, 500.0), (0.5, 0.01)):
         world = fixed_world(noise, speed)
         assert [(plan.n, plan.rate) for plan in world.run(120)] == [(plan.n, plan.rate) for plan in usual]
-        assert world.planner.times(1) == 0.1
-        assert world.planner.gap.mean == 0.0
+        assert world.planner.times.steps(1) == 0.1
+        assert world.planner.times.gap.mean == 0.0
 
 
 def test_fixed_times_of_nothing_stay_unknown() -> None:
@@ -193,7 +195,7 @@ def test_fixed_times_of_nothing_stay_unknown() -> None:
     planner.use_times(LevelTimes.unknown(1).fixed())
     planner.learn(Plan(3, planner.arms[0]), 0, 3, 1, 0.1, 0.2)
     planner.learn_plain(0.1)
-    planner.learn_gap(0.1)
+    planner.times.add_gap(0.1)
     assert not planner.known_times.known
     assert not planner.arms[0].measured
     assert planner.arms[0].curve.positions  # acceptance follows the tokens
@@ -205,7 +207,7 @@ def test_a_survey_measures_every_arm() -> None:
     world.run(8)
     assert not world.planner.agenda
     assert world.planner.arms[0].cost.mean == pytest.approx(0.02)
-    assert world.planner.times.line == pytest.approx((0.1, 0.004), rel=0.05)
+    assert world.planner.times.steps.line == pytest.approx((0.1, 0.004), rel=0.05)
     assert world.planner.arms[0].trials == len(TRIALS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from statistics import mean
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +13,25 @@ import torch
 from support.chances import Answering, Chance, arms_of
 
 from triforce_chat.engine.cuda_graph import Captures
-from triforce_chat.engine.speculation.arm import LEVEL_HOPE, TRIALS
-from triforce_chat.engine.speculation.cost_model import GPU_ROW_PRIOR, STREAMED_ROW_PRIOR, Average, StepTimes
+from triforce_chat.engine.speculation.arm import LEVEL_HOPE, TRIALS, TRY_AGAIN
+from triforce_chat.engine.speculation.cost_model import (
+    COMPUTED_ROW_PRIOR,
+    GPU_ROW_PRIOR,
+    STREAMED_ROW_PRIOR,
+    Average,
+    StepTimes,
+)
 from triforce_chat.engine.speculation.exploration import TRY_AFTER
 from triforce_chat.engine.speculation.forecast import FROM_HOST, LAYER, StepCost
 from triforce_chat.engine.speculation.investment import Investment
 from triforce_chat.engine.speculation.lookup import LEARN, ORDERS, PRIOR, NgramLookup
-from triforce_chat.engine.speculation.planner import WAIT_AGAIN, Plan, Planner, sizes
+from triforce_chat.engine.speculation.plan import ROWS, Plan, sizes
+from triforce_chat.engine.speculation.planner import Planner
+from triforce_chat.engine.speculation.round_times import WAIT_AGAIN
+from triforce_chat.engine.speculation.stacks import STREAMED_GAMMA
 
 TOKENS, SEEDS = 256, range(12)
+MANY = range(60)  # for answers of few rounds, which chance governs
 PLAIN = 0.003  # seconds per token of a fast GPU
 MIDDLE, DRAFT = Chance(0.0015, 0.55, built=False), Chance(0.0012, 0.45)  # neither pays
 
@@ -53,7 +64,7 @@ def test_a_token_that_waited_for_its_launch_is_no_measure_of_plain_decoding() ->
     planner.learn_plain(0.1)
     assert planner.choose(9, 16, ORDERS).plain
     planner.learn_plain(0.003)
-    assert planner.plain_seconds == pytest.approx(0.003, rel=0.01)
+    assert planner.times.plain_seconds == pytest.approx(0.003, rel=0.01)
     assert planner.choose(9, 16, ORDERS).n > 0
 
 
@@ -65,7 +76,7 @@ def test_a_draft_costs_the_next_token_its_lead() -> None:
     for _ in range(4):
         planner.learn_plain(0.003)
     assert planner.choose(9, 16, 3).n == 0
-    planner.in_a_row = 0
+    planner.times.in_a_row = 0
     assert planner.choose(9, 16, 3).n > 0
 
 
@@ -81,6 +92,58 @@ def test_a_slow_first_round_does_not_end_all_drafting(prepared: float, right: fl
             answer.prepared = seconds
         took.append(mean(answer.run(TOKENS) for answer in answers) - seconds / TOKENS)
     assert took[1] < took[0] / 0.93
+
+
+def computed(seed: int, plain: float, *chances: Chance, trust: float = 0.1) -> Answering:
+    """A small model on a CPU, where every token is waited for and rows are dear."""
+    planner = Planner(arms_of(chances, plain), NgramLookup(), most=16, row=COMPUTED_ROW_PRIOR)
+    return Answering(planner, chances, plain, 0.003, 0.0002, trust=trust, seed=seed)
+
+
+@pytest.mark.parametrize("rounds", [2, 4, 8, 16])
+def test_a_disturbed_start_leaves_plain_decoding_what_it_is(rounds: int) -> None:
+    """Neither drafter pays, but both were measured when plain decoding looked twice as slow as it is."""
+    answers = [fresh(seed, MIDDLE, DRAFT) for seed in SEEDS]
+    for answer in answers:
+        answer.disturbed = rounds
+    assert mean(answer.run(TOKENS) for answer in answers) < PLAIN / 0.97
+
+
+@pytest.mark.parametrize("rounds", [2, 4, 8, 16])
+@pytest.mark.parametrize(
+    ("plain", "drafters"),
+    [
+        (0.0147, [Chance(0.004, 0.45)]),
+        (0.0208, [Chance(0.014, 0.97, built=False, hope=LEVEL_HOPE), Chance(0.004, 0.52)]),
+        (0.052, [Chance(0.016, 0.88, built=False, hope=LEVEL_HOPE), Chance(0.004, 0.55)]),
+    ],
+)
+def test_a_disturbed_start_costs_little_where_every_token_is_waited_for(
+    plain: float, drafters: list[Chance], rounds: int
+) -> None:
+    took = []
+    for disturbed in (0, rounds):
+        answers = [computed(seed, plain, *drafters) for seed in range(2 * len(SEEDS))]
+        for answer in answers:
+            answer.disturbed = disturbed
+        took.append(mean(answer.run(TOKENS) for answer in answers))
+    assert took[1] < took[0] / 0.97
+
+
+def test_a_drafter_that_was_measured_slow_is_tried_again_if_there_is_much_to_win() -> None:
+    planner = measured(plain=0.1)
+    arm = planner.arms[0]
+    for cost in (0.18, 0.18):
+        arm.learn_cost(cost, 1, 1, 0)
+    arm.trials, arm.measured_at = len(TRIALS), planner.rounds
+    for _ in range(20):
+        arm.curve.learn(1, 1)
+    assert tried(planner, TRY_AGAIN // 4) == 0
+    assert tried(planner, TRY_AGAIN) > 0
+    arm.tried()
+    assert tried(planner, TRY_AGAIN) == 0  # it is known by now
+    arm.learn_cost(0.02, 1, 1, planner.rounds)
+    assert arm.cost.mean == pytest.approx(0.02)
 
 
 def test_rounds_that_were_slow_are_not_held_against_drafts_forever() -> None:
@@ -150,8 +213,8 @@ def test_a_step_of_one_row_is_known_by_such_steps() -> None:
 
 def streamed(seed: int, fixed: bool, step: float, *chances: Chance) -> Answering:
     """``fixed``: the first arm always drafts; otherwise there are lookup and plain decoding as well."""
-    lookup = None if fixed else NgramLookup()
-    planner = Planner(arms_of(chances, step), lookup, most=32, plain=not fixed, row=STREAMED_ROW_PRIOR)
+    lookup, arms = None if fixed else NgramLookup(), arms_of(chances, step)
+    planner = Planner(arms, lookup, most=STREAMED_GAMMA, plain=not fixed, row=STREAMED_ROW_PRIOR)
     return Answering(planner, chances, step, trust=0.7, seed=seed)
 
 
@@ -162,12 +225,10 @@ def test_where_verifications_are_dear_the_hierarchy_is_used_from_the_start(
 ) -> None:
     """Within 256 tokens, of which there are hardly more rounds than the fixed stack needs."""
     middle = Chance(cost, right, built=False)
-    took = [
-        mean(streamed(seed, fixed, step, middle).run(TOKENS) for seed in SEEDS) for fixed in (True, False)
-    ]
+    took = [mean(streamed(seed, fixed, step, middle).run(TOKENS) for seed in MANY) for fixed in (True, False)]
     assert took[1] < took[0] / 0.95
-    chances = [right**i for i in range(1, 32)]
-    best = min((step + cost * n) / (1 + sum(chances[:n])) for n in sizes(1, 32))
+    chances = [right**i for i in range(1, 64)]
+    best = min((step + cost * n) / (1 + sum(chances[:n])) for n in sizes(1, 63))
     assert took[0] < best / 0.78
 
 
@@ -178,10 +239,46 @@ def test_the_better_of_two_good_levels_is_found(step: float, dear: float, cheap:
     """The first one makes the other look worse than it is hoped to be."""
     levels = [Chance(cost, 0.98, built=False, hope=LEVEL_HOPE) for cost in (dear, cheap)]
     found, fixed = (
-        mean(streamed(seed, alone, step, *chosen).run(TOKENS) for seed in SEEDS)
+        mean(streamed(seed, alone, step, *chosen).run(TOKENS) for seed in MANY)
         for alone, chosen in ((False, levels), (True, levels[1:]))
     )
     assert found < fixed / 0.8
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize("right", [0.99, 0.96])
+def test_a_short_answer_takes_hardly_more_rounds_than_it_needs(right: float, fixed: bool) -> None:
+    """96 tokens of which a verification takes as long as seven hundred drafted ones: the longest chains pay at once."""
+    needed, luck = [], random.Random(1)
+    for _ in range(400):
+        made, rounds = 0, 0
+        while made < 96:
+            passed = itertools.takewhile(
+                lambda _: luck.random() < right, range(min(STREAMED_GAMMA, 95 - made))
+            )
+            made, rounds = made + 1 + len([*passed]), rounds + 1
+        needed.append(rounds)
+    level = Chance(0.0017, right, hope=LEVEL_HOPE)
+    took = mean(streamed(seed, fixed, 1.2, level).run(96) for seed in MANY) * 96 / 1.25
+    assert took < 1.15 * mean(needed) + 0.5
+
+
+def test_an_answer_may_end_with_the_draft_that_it_lacks() -> None:
+    """Whatever sizes verifications have: another one would take a second."""
+    here = streamed(0, True, 1.2, Chance(0.0017, 0.999, hope=LEVEL_HOPE))
+    here.run(97)
+    assert here.drafted[-1][1] == 97 - sum(1 + n for _, n in here.drafted[:-1]) - 1
+    assert here.drafted[-1][1] + 1 not in ROWS
+
+
+def test_what_long_drafts_fell_short_of_short_ones_need_not() -> None:
+    (arm,) = arms_of([Chance(0.002, 0.98)])
+    for _ in range(4):
+        arm.learn_cost(0.1, 63, 40, 1)
+    assert [arm.makes(n) for n in (5, 63)] == [5, 63]
+    arm.excess.clear()
+    arm.learn_cost(0.1, 20, 23, 1)
+    assert arm.makes(5) == 8
 
 
 def test_its_first_drafts_are_long() -> None:
@@ -189,6 +286,14 @@ def test_its_first_drafts_are_long() -> None:
     here.run(64)
     assert here.drafted[0][1] >= 11
     assert min(n for _, n in here.drafted[:4]) > max(TRIALS)
+
+
+@pytest.mark.parametrize(("cost", "least", "most"), [(0.0014, 11, 19), (0.0027, 2, 2), (0.0058, 1, 2)])
+def test_first_trials_are_long_where_a_step_could_confirm_many(cost: float, least: int, most: int) -> None:
+    """A drafted token costs a twentieth, an eleventh or a fifth of a step."""
+    here = streamed(0, False, 0.03, Chance(cost, 0.9, hope=LEVEL_HOPE))
+    here.run(96)
+    assert all(least <= n <= most for _, n in here.drafted[:2])
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -26,7 +26,8 @@ from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.exploration import TRY_AFTER
 from triforce_chat.engine.speculation.lookup import NgramLookup
-from triforce_chat.engine.speculation.planner import Plan, Planner
+from triforce_chat.engine.speculation.plan import Plan
+from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.errors import DoesNotFit
 
 
@@ -213,4 +214,4 @@ def test_the_record_of_lookup_is_forgotten_ahead() -> None:
     planner.came = 0.1 * planner.hoped
     for _ in range(1500):
         planner.learn_plain(0.1)
-    assert planner._record > 0.9
+    assert planner.record > 0.9

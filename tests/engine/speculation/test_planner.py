@@ -33,16 +33,9 @@ from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.exploration import TRY_AFTER
 from triforce_chat.engine.speculation.investment import INVESTED, SURE, Investment
 from triforce_chat.engine.speculation.lookup import Match, NgramLookup
-from triforce_chat.engine.speculation.planner import (
-    GAIN,
-    HABIT,
-    Expected,
-    Plan,
-    Planner,
-    Wish,
-    rounds_together,
-    sizes,
-)
+from triforce_chat.engine.speculation.plan import Expected, Plan, Proposals, sizes
+from triforce_chat.engine.speculation.planner import GAIN, HABIT, Planner
+from triforce_chat.engine.speculation.rounds_ahead import Wish, agreed, rounds_together, several
 from triforce_chat.engine.speculation.speculative import Speculative
 
 
@@ -203,7 +196,7 @@ def test_what_lies_between_two_rounds_is_a_cost_of_each() -> None:
     for gap in (0.0, 0.2):
         here = world(0.85, 0.03, gap=gap)
         here.run(500)
-        assert here.planner.gap.mean == pytest.approx(gap)
+        assert here.planner.times.gap.mean == pytest.approx(gap)
         asked.append(max(n for _, n, _ in here.made[-40:]))
     assert asked[1] > asked[0]
 
@@ -211,10 +204,10 @@ def test_what_lies_between_two_rounds_is_a_cost_of_each() -> None:
 def test_a_pause_between_two_answers_teaches_nothing() -> None:
     here = world(0.8, 0.01)
     here.run(100)
-    gap = here.planner.gap.mean
+    gap = here.planner.times.gap.mean
     here.clock.seconds += 3600
     here.run(1)
-    assert here.planner.gap.mean == gap
+    assert here.planner.times.gap.mean == gap
 
 
 def test_a_fixed_drafter_always_drafts() -> None:
@@ -370,7 +363,7 @@ class Claims(NgramLookup):
 
 def planner_of(*arms: Arm, times: StepTimes | None = None) -> Planner:
     planner = Planner(arms, NgramLookup(), most=8)
-    planner.times = times or steady()
+    planner.times.steps = times or steady()
     planner.rounds = 2
     return planner
 
@@ -387,7 +380,7 @@ def round_of(planner: Planner, drafted: int | None = None, accepted: int = 0, le
     if plan.arm and plan.trial:
         plan.arm.tried()
     made = plan.n if drafted is None else drafted
-    planner.learn(plan, 0, made, accepted, 0.0, planner.times(1 + made) or 0.1)
+    planner.learn(plan, 0, made, accepted, 0.0, planner.times.steps(1 + made) or 0.1)
     return plan
 
 
@@ -403,7 +396,7 @@ def test_the_best_modelled_rate_wins() -> None:
     slow, fast = known(0.05, 0.8), known(0.001, 0.8)
     planner = planner_of(slow, fast)
     chosen = choose(planner, 100, 8, 0.1)
-    times = planner.times
+    times = planner.times.steps
     rates = {
         (arm.cost.mean, n): sum(0.8**i for i in range(n + 1)) / (n * arm.cost.mean + times(1 + n))
         for arm in (slow, fast)
@@ -428,7 +421,9 @@ def test_the_last_choice_stands_until_another_is_clearly_better() -> None:
 
 def test_a_gain_too_small_is_no_gain() -> None:
     planner = planner_of()
-    plain = planner.times(2) / planner.times(1)  # survival at which one token just pays for its row
+    plain = planner.times.steps(2) / planner.times.steps(
+        1
+    )  # survival at which one token just pays for its row
     for extra, n in ((0.5 * (GAIN - 1), 0), (2 * (GAIN - 1), 1)):
         assert choose(planner, 100, 4, plain * (1 + extra) - 1).n == n
 
@@ -538,17 +533,31 @@ def test_rounds_and_their_drafts_follow_the_acceptance() -> None:
         planner = Planner([Arm(Counting())], NgramLookup(), most=7)
         for _ in range(40):
             planner.learn_unwaited(Plan(3, planner.arms[0]), 0, accepted, 0.0006, 0.003)
-        plans.append(planner.several(12, 100))
+        plans.append(several(planner, 12, 100))
     assert plans[0].n > plans[1].n == 1
     assert plans[0].rounds < plans[1].rounds
     assert all(plan.rounds * (plan.n + 1) >= 12 for plan in plans)
+
+
+def test_long_proposals_have_more_room_and_a_round_to_spare() -> None:
+    """Where the verification that lacks a token takes as long as hundreds of rounds."""
+    made = {}
+    for proposals in (Proposals(), Proposals(most=128, spare=1)):
+        planner = Planner([Arm(Counting())], most=8)
+        planner.proposals = proposals
+        for turn in range(80):
+            planner.learn_unwaited(Plan(3, planner.arms[0]), 0, turn % 4, 0.0006, 0.003)
+        made[proposals.most] = [several(planner, n, 1000) for n in (6, 63)]
+    assert made[64][1].rounds == 64 // (made[64][1].n + 1) <= 16
+    assert made[128][1].rounds >= 63 / 2.6
+    assert made[128][0].rounds == made[64][0].rounds + 1
 
 
 def test_an_unwaited_round_teaches_who_drafted() -> None:
     planner = Planner([Arm(Counting())], NgramLookup(), most=4)
     plan, arm = Plan(4, planner.arms[0], threshold=3), planner.arms[0]
     planner.learn_unwaited(plan, 2, 2, 0.2, 0.8)
-    assert planner.times(5) == pytest.approx(0.8)
+    assert planner.times.steps(5) == pytest.approx(0.8)
     assert arm.cost.mean == pytest.approx(0.05)
     planner.learn_unwaited(plan, 3, 4, 8.0, 1.0)
     assert arm.cost.mean == pytest.approx(0.15, rel=1e-3)  # something was prepared
@@ -559,7 +568,7 @@ def test_an_unwaited_round_teaches_who_drafted() -> None:
 def test_lookup_replaces_the_draft_from_the_match_that_pays(right: float, length: int) -> None:
     planner = planner_of(known(0.001, right))
     planner.lookup = lookup = NgramLookup()
-    threshold = planner._threshold(3)
+    threshold = planner.threshold(3)
     kept = sum(planner.arms[0].curve.chances(3))
     assert all(sum(lookup.survival(each, 3)) <= kept for each in range(1, threshold))
     assert threshold == 9 or sum(lookup.survival(threshold, 3)) > kept
@@ -570,7 +579,7 @@ def invested(lacks: int, plain: bool = True) -> tuple[Planner, Captures]:
     """A planner that knows what plain decoding costs, 0.1 s, and has one arm that was never tried."""
     captures = Captures()
     planner = Planner([Arm(Counting())], most=8, plain=plain, investment=Investment(captures))
-    planner.times, planner.rounds = steady(), 10
+    planner.times.steps, planner.rounds = steady(), 10
     planner.lacking = lambda arm, n: lacks if arm and n else 0
     return planner, captures
 
@@ -636,12 +645,12 @@ def test_captures_get_a_share_of_the_time_at_the_present_pace() -> None:
 def test_several_rounds_take_a_captured_size_if_the_answer_cannot_pay() -> None:
     planner, _ = invested(0)
     planner.arms = [known(0.0001, 0.95)]
-    free = planner.several(8, 100).n
+    free = several(planner, 8, 100).n
     planner.lacking = lambda arm, n: 0 if n == 2 else 3  # noqa: ARG005
     planner.investment.begin(100)
-    assert (free, planner.several(8, 100).n) == (7, 2)
+    assert (free, several(planner, 8, 100).n) == (7, 2)
     plan_of(planner, 1000, made=100)
-    assert planner.several(8, 100).n == free
+    assert several(planner, 8, 100).n == free
 
 
 def test_captures_are_paid_for_by_all_answers_so_far() -> None:
@@ -669,7 +678,7 @@ def test_captures_are_paid_for_by_all_answers_so_far() -> None:
 
 def test_a_round_with_a_capture_teaches_no_times() -> None:
     planner, _ = invested(0)
-    arm, before = planner.arms[0], planner.times(1)
+    arm, before = planner.arms[0], planner.times.steps(1)
     for timed in (False, True):
         plan = plan_of(planner, 100)
         assert plan.trial
@@ -677,7 +686,7 @@ def test_a_round_with_a_capture_teaches_no_times() -> None:
         planner.learn(plan, 0, 1, 1, 5.0, 5.0, timed)
         assert arm.measured == timed
         assert arm.trials == int(timed)
-        assert (planner.times(1) == before) != timed
+        assert (planner.times.steps(1) == before) != timed
     planner.learn_unwaited(Plan(2, arm), 0, 2, 9.0, 9.0, False)
     assert arm.cost.mean == 5.0
     assert arm.curve.positions[1].weight > 0  # what it accepted counts
@@ -689,7 +698,7 @@ def test_before_anything_is_measured_few_tokens_are_looked_up_where_rows_are_dea
 ) -> None:
     dear, cheap = (Planner([], NgramLookup(), most=16, row=row) for row in (COMPUTED_ROW_PRIOR, ROW_PRIOR))
     for planner in (dear, cheap):
-        planner.times.add(1, 0.03)
+        planner.times.steps.add(1, 0.03)
     assert dear.choose(100, 16, length).n <= n < cheap.choose(100, 16, length).n
 
 
@@ -717,14 +726,14 @@ def met(accepted: int, steps: float = 1.0) -> Planner:
 
 def test_sequences_make_as_many_rounds_as_each_other_by_what_they_make_on_average() -> None:
     good, bad = met(4), met(0)
-    alone = [each.several(8, 100) for each in (good, bad)]
+    alone = [several(each, 8, 100) for each in (good, bad)]
     assert alone[0].rounds < alone[1].rounds
     made = rounds_together([Wish(each, 8, 100) for each in (good, bad, bad)])
     assert len(set(made)) == 1
     drafted, rounds = made[0]
     assert alone[0].rounds < rounds < alone[1].rounds
-    assert good.agreed(drafted, rounds).arm is good.arms[0]
-    assert bad.agreed(drafted, rounds).arm is bad.arms[0]
+    assert agreed(good, drafted, rounds).arm is good.arms[0]
+    assert agreed(bad, drafted, rounds).arm is bad.arms[0]
     assert rounds_together([Wish(good, 8, 100)]) == [(alone[0].n, alone[0].rounds)]
     short, _ = rounds_together([Wish(good, 8, 100), Wish(good, 8, 3)])[0]
     assert short <= 2  # the draft model has no more tokens to begin from there
@@ -735,7 +744,7 @@ def test_who_has_measured_nothing_yet_does_not_decide_for_the_others() -> None:
     drafted, _ = rounds_together([Wish(known, 8, 100)])[0]
     newcomer = Planner([Arm(known.arms[0].drafter)], most=8)
     newcomer.blend = known.blend
-    assert not newcomer.times.known
+    assert not newcomer.times.steps.known
     assert rounds_together([Wish(known, 8, 100), Wish(newcomer, 8, 100)])[0][0] == drafted
 
 

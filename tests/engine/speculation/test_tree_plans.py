@@ -25,7 +25,8 @@ from triforce_chat.engine.speculation import tree_plan
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.calibration import Calibration
 from triforce_chat.engine.speculation.draft_model import DraftModel
-from triforce_chat.engine.speculation.planner import MOST, Planner
+from triforce_chat.engine.speculation.plan import Proposals
+from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.engine.speculation.tree_graph import graph_widths
 from triforce_chat.engine.speculation.tree_plan import (
@@ -180,7 +181,7 @@ def test_a_draft_s_window_has_room_for_many_tokens_before_it_is_read_again(depth
     """Beside what the rounds of a proposal make at most, and all that the last of them feeds."""
     options = StackOptions("triforce", tree=TreeOptions("sequoia", 64))
     fed = depth + 1 + sum(graph_widths(sequences(1, depth)))
-    assert options.hop - (MOST + fed + MARGIN) >= 64
+    assert options.hop - (Proposals().most + fed + MARGIN) >= 64
     assert StackOptions("triforce").hop < options.hop
 
 

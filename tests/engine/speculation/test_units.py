@@ -39,8 +39,8 @@ from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.cost_model import StepTimes
 from triforce_chat.engine.speculation.draft_model import DraftModel
-from triforce_chat.engine.speculation.lookup import ORDERS, NgramLookup, longest_match
-from triforce_chat.engine.speculation.planner import CUTOFF, Planner
+from triforce_chat.engine.speculation.lookup import CUTOFF, ORDERS, NgramLookup, longest_match
+from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.errors import UsageError
 

@@ -15,6 +15,7 @@ from support.no_sync import no_waits
 from support.toys import CPU, LONGER, ROOM, Stack, ToyModel, three_levels, toy, unwaited
 
 from triforce_chat.engine.cache.layout import Budget
+from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.cuda_graph import MARGIN, USUAL
 from triforce_chat.engine.detokenizer import TextCodec
@@ -29,7 +30,8 @@ from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.draft_model import KEPT, DraftGraph, DraftModel
 from triforce_chat.engine.speculation.lookup import ORDERS, NgramLookup, longest_match
-from triforce_chat.engine.speculation.planner import NEVER, Plan
+from triforce_chat.engine.speculation.plan import NEVER, Plan
+from triforce_chat.engine.speculation.rounds_ahead import several
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import StackOptions
 
@@ -149,7 +151,7 @@ def test_rounds_end_where_the_cache_does(missing: int) -> None:
 
     stack.parts[1].ready = ready
     made = stack.middle.propose(TokenBuffer.of(LONGER, ROOM, CPU), 8, Sampler(GREEDY))
-    assert asked == [stack.middle.planner.several(8, len(LONGER)).rounds * 4 + MARGIN]
+    assert asked == [several(stack.middle.planner, 8, len(LONGER)).rounds * 4 + MARGIN]
     assert (len(made) == 0) == (missing > 0)
 
 
@@ -209,7 +211,7 @@ def test_levels_that_know_the_target_are_always_right(
     options = StackOptions(name, *gammas, budget=Budget(tokens=512))
     engine = Engine(pair[0], 400, TextCodec(spell), pair[0], options)
     engine.executor = GraphExecutor()
-    middle_of(engine).planner._threshold = lambda n: ORDERS + 1  # type: ignore[method-assign]  # noqa: ARG005
+    middle_of(engine).planner.threshold = lambda n: ORDERS + 1  # type: ignore[method-assign]  # noqa: ARG005
     events = [event for event in engine.answer(Request(TEXT, 150)) if isinstance(event, Verified)]
     assert len({event.level for event in events}) == 2
     assert all(event.accepted == event.proposed for event in events)
@@ -316,6 +318,27 @@ def test_the_window_of_the_draft_begins_again(pair: tuple[Runner, Runner], plann
     assert len(starts) > 3
     rounds = [event for event in events if isinstance(event, Verified)]
     assert all(event.accepted == event.proposed for event in rounds if event.level == "target")
+
+
+@pytest.mark.parametrize(
+    ("policy", "draft_gamma", "rounds"), [("mean", 1, 36), ("attention", 3, 22), ("mean", 7, 16)]
+)
+def test_proposals_are_long_where_keys_and_values_stream(
+    pair: tuple[Runner, Runner], policy: str, draft_gamma: int, rounds: int
+) -> None:
+    """The first one, too: neither the retrieval cache nor the draft's window lacks room for that many rounds."""
+    options = StackOptions("triforce", 63, draft_gamma, policy, Budget(tokens=192), streams=True)
+    engine = Engine(pair[0], 900, TextCodec(spell), pair[0], options, storage=OffloadedKV)
+    engine.executor = GraphExecutor()
+    text = (TEXT * 6)[:300]
+    events = list(engine.answer(Request(text, 160)))
+    made = [token for event in events if isinstance(event, Text) for token in event.token_ids]
+    assert made[:90] == tokens_of(engine_of(pair, "autoregressive"), Request(text, 90))
+    verified = [event for event in events if isinstance(event, Verified) and event.level == "target"]
+    ends = itertools.accumulate(event.accepted + 1 for event in verified)
+    drafted = [event.proposed for event, end in zip(verified, ends, strict=True) if end < 160 - 63]
+    assert len(drafted) > 3
+    assert rounds <= min(drafted) <= max(drafted) <= 63
 
 
 @pytest.mark.parametrize("n", [1, 3, 7, 9, 15])

@@ -24,8 +24,7 @@ from triforce_chat.engine.forward.attention import Part
 from triforce_chat.engine.forward.loops import LoopForward
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling.options import Sampling
-from triforce_chat.engine.speculation.lookup import NgramLookup
-from triforce_chat.engine.speculation.planner import CUTOFF
+from triforce_chat.engine.speculation.lookup import CUTOFF, NgramLookup
 from triforce_chat.engine.tree import Branches
 from triforce_chat.errors import DoesNotFit
 from triforce_chat.lab.evaluation import acceptance as module

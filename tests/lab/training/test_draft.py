@@ -31,7 +31,8 @@ from triforce_chat.lab.training.draft import (
 from triforce_chat.lab.training.lessons import Lessons, Teacher, Window
 from triforce_chat.lab.training.students import StandAlone, fresh_draft
 from triforce_chat.models.draft_vocabulary import read_draft_vocabulary
-from triforce_chat.models.load import LoadedModel, vocabulary_hash
+from triforce_chat.models.load import LoadedModel
+from triforce_chat.models.tokenizer import vocabulary_hash
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -148,6 +149,18 @@ def test_the_longest_common_start_is_found(lab: Lab, tmp_path: Path, common: int
     assert caching.read(other, ends) == found
     fresh.read(other, ends)
     assert same(stored(caching), stored(fresh))
+
+
+@pytest.mark.parametrize("cores", [None, 1, 6, 256])
+def test_any_number_of_readers_brings_back_the_same(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int | None
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    prompt = lab.text(190)
+    first, again = CachingEngine(lab, tmp_path), CachingEngine(lab, tmp_path)
+    first.read(prompt)
+    assert again.read(prompt) > 0
+    assert same(stored(again), stored(first))
 
 
 def test_a_longer_conversation_begins_where_the_last_one_stopped(lab: Lab, tmp_path: Path) -> None:

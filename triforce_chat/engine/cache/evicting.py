@@ -11,17 +11,11 @@ from triforce_chat.engine.cache.chunk_mass import chunk_mass
 from triforce_chat.engine.cache.eviction import Eviction
 from triforce_chat.engine.cache.full import QUERY_WINDOW, FullCache
 from triforce_chat.engine.cache.selection import best
-from triforce_chat.engine.cache.storage import (
-    KVBuffer,
-    KVStorage,
-    KVView,
-    QueryRing,
-    Shape,
-    WriteSlot,
-)
+from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, KVView, Shape
+from triforce_chat.engine.cuda_graph import SIZES
 
 # Queries that are weighed at once: their weights take memory. A GPU would wait for so many launches.
-BLOCK, GPU_BLOCK = 64, 1024
+BLOCK, GPU_BLOCK = 64, 256
 
 
 class EvictingCache(FullCache):
@@ -45,12 +39,10 @@ class EvictingCache(FullCache):
         storage: Callable[[Shape, int], KVStorage] = KVBuffer,
     ) -> None:
         """``frequencies`` [D/2]: of the model's rotary embedding. ``slack``: slots for tokens of a round."""
-        super().__init__(shape, eviction.keep + slack, QUERY_WINDOW, storage)
-        self.eviction, self.frequencies = eviction, frequencies
+        super().__init__(shape, eviction.keep + slack, queries_of(eviction), storage)
+        self.eviction, self.frequencies, self.weighs = eviction, frequencies, eviction.weighs
         self.settled = 0  # tokens of the history up to which tokens were weighed and forgotten
-        weighed = eviction.weighs
-        self.passed = QueryRing(shape, eviction.step if weighed else 0)  # the queries since then
-        slots = eviction.keep if weighed else 0
+        slots = eviction.keep if eviction.weighs else 0
         # The attention that each token got, by all queries up to ``settled``.
         self.paid = torch.zeros(shape.layers, shape.kv_heads, slots, device=shape.device)
 
@@ -64,24 +56,27 @@ class EvictingCache(FullCache):
         return (self.length // step + 1) * step
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:
-        if self.length + k.shape[2] > self.limit:
-            raise ValueError(f"a forward from token {self.length} on crosses token {self.limit}")
-        if self.eviction.weighs:
-            self.passed.write(layer, self.length, q[0])
+        self._require_within_step(k.shape[2])
         return super().update(layer, q, k, v)
 
-    def write_slot(self) -> WriteSlot | None:
-        # Captured forwards would not leave the queries that tokens are weighed by.
-        on_gpu = self.shape.device.type == "cuda"
-        return None if on_gpu and self.eviction.weighs else super().write_slot()
+    def wrote(self, n: int, size: int) -> None:
+        self._require_within_step(n)
+        super().wrote(n, size)
+
+    def _require_within_step(self, n: int) -> None:
+        if self.length + n > self.limit:
+            raise ValueError(f"a forward from token {self.length} on crosses token {self.limit}")
+
+    def kept(self, length: int) -> int:
+        return min(length, self.eviction.keep)
 
     def make_room(self) -> None:
-        length, held = self.length, self.held
+        length, held, position = self.length, self.held, self.position
         if length % self.eviction.step or length <= self.settled:
             return
         self.length = 0  # an interrupt may come at any line: it leaves an empty cache
         if self.eviction.weighs:
-            self._weigh(length, held)
+            self._weigh(length - self.settled, held, position)
         if held + self.eviction.step > self.eviction.keep:
             self._forget(held)
             held = self.eviction.left
@@ -97,11 +92,11 @@ class EvictingCache(FullCache):
         assert slot, "tokens can only be moved where each has a slot of its own"
         return slot.storage.layer(layer)
 
-    def _weigh(self, length: int, held: int) -> None:
-        """Add the attention of the queries that have passed since the last time, all of them committed."""
-        n, most = length - self.settled, GPU_BLOCK if self.shape.device.type == "cuda" else BLOCK
+    def _weigh(self, n: int, held: int, position: int) -> None:
+        """Add the attention of the n queries that have passed since the last time, all of them committed."""
+        most = GPU_BLOCK if self.shape.device.type == "cuda" else BLOCK
         for layer in range(self.shape.layers):
-            queries = self.passed.latest(layer, length, n).flip(1)
+            queries = self.queries.since(layer, position - n, n)
             keys = self.slots(layer)[0]
             for first in range(0, n, most):
                 block = queries[:, first : first + most]
@@ -141,10 +136,10 @@ class EvictingCache(FullCache):
             self.paid.zero_()
         super().truncate(length)
 
-    def keep(self, length: int, path: Tensor) -> None:
-        super().keep(length, path)
-        if self.eviction.weighs:
-            self.passed.keep(length, path.tolist())
+
+def queries_of(eviction: Eviction) -> int:
+    """The latest queries that a cache keeps: those by which it weighs its tokens lie beside what fills up a graph."""
+    return max(QUERY_WINDOW, eviction.step + SIZES[-1]) if eviction.weighs else QUERY_WINDOW
 
 
 def turned(keys: Tensor, moved: Tensor, frequencies: Tensor) -> Tensor:

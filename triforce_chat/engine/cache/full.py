@@ -55,6 +55,10 @@ class CacheObserver(Protocol):
         """The source drops everything after its first ``length`` tokens."""
         ...
 
+    def completes_prompt(self) -> None:
+        """The next forward completes a prompt: an answer follows."""
+        ...
+
     def preparations(self) -> list[Preparation]:
         """What is worth doing before the first answer."""
         ...
@@ -65,6 +69,7 @@ class FullCache(KVCache):
 
     verifies = True
     evicts = False
+    weighs = False  # what it evicts is chosen by attention
 
     def __init__(
         self,
@@ -98,11 +103,15 @@ class FullCache(KVCache):
         """Slots in use; the latest tokens of the history are in the last of them."""
         return self.length - self.forgotten
 
+    def completes_prompt(self) -> None:
+        for observer in self.observers:
+            observer.completes_prompt()
+
     def preparations(self) -> list[Preparation]:
         return [prepare for observer in self.observers for prepare in observer.preparations()]
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> KVView:
-        self.queries.write(layer, self.length, q[0])
+        self.queries.write(layer, self.position, q[0])
         view = self.storage.write(layer, self.held, k, v)
         wanted = [observer.on_layer(layer, k, v, view) for observer in self.observers]
         masses = tuple(mass for mass in wanted if mass)
@@ -132,13 +141,13 @@ class FullCache(KVCache):
         self.count = certain + count if self._mass else None
 
     def overwrote(self, size: int) -> None:
-        self.queries.mark_written(self.length, 0, size)
+        self.queries.mark_written(self.position, 0, size)
         self.storage.wrote(self.held, size)
 
     def wrote(self, n: int, size: int) -> None:
         slot = self.write_slot()
         assert slot
-        self.queries.mark_written(self.length, n, size - n)
+        self.queries.mark_written(self.position, n, size - n)
         self.storage.wrote(self.held, size)
         for observer in self.observers:
             observer.on_graph_forward(slot, n)

@@ -189,7 +189,7 @@ class InPlaceCache(KVCache):
     def _weigh_latest(self) -> None:
         """Begin with the attention of the latest queries, if any are known."""
         started, source, slot = time.perf_counter(), self.source, self.source.storage.slot(0)
-        queries = source.queries.latest(slice(None), source.length, self.budget.queries).flip(2)
+        queries = source.queries.latest(slice(None), source.position, self.budget.queries).flip(2)
         if queries.shape[2] and slot:
             self.mass.zero_()
             (self._add_plainly if self.fading is None else self._add_by_kernels)(queries, slot.storage)

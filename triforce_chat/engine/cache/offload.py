@@ -85,6 +85,10 @@ class OffloadedKV(SlotStorage):
         self.buffers = [LayerBuffer(-1, room(one)) for _ in self.far[:BUFFERS]]  # the latest used comes last
         self.inward, self.outward = CopyStream(shape.device), CopyStream(shape.device)
 
+    @property
+    def on_device(self) -> KVBuffer:
+        return self.buffers[0].storage if self.buffers else self.near
+
     def slot(self, at: int) -> None:
         """None: some layers are not on the device."""
 

@@ -35,6 +35,7 @@ class QuantizedKV:
     """
 
     streams = False
+    on_device = None
 
     def __init__(self, shape: Shape, capacity: int) -> None:
         self.shape, self.capacity = shape, capacity

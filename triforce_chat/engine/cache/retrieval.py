@@ -71,7 +71,8 @@ class RetrievalCache(KVCache):
         STALE <--- BUILDING, READY            the source is truncated to less than they were selected from
 
     A build starts only if somebody asked ``ready`` since the last one and the forward's tokens fit beside it; a
-    forward that breaks off leaves BUILDING, and the next one begins as from STALE.
+    forward that breaks off leaves BUILDING, and the next one begins as from STALE. If ``early``, the forward that
+    completes a prompt builds as well, so that the first round drafts: for sources of which a forward takes long.
     """
 
     fading = None  # it selects when it is built
@@ -83,9 +84,10 @@ class RetrievalCache(KVCache):
         policy: Policy,
         emit: Callable[[Event], None],
         buffer: Callable[[Shape, int], KVBuffer] = KVBuffer,
+        early: bool = False,
     ) -> None:
         self.source, self.budget, self.policy, self.emit = source, budget, policy, emit
-        self.storage = buffer(source.shape, budget.capacity)
+        self.storage, self.early = buffer(source.shape, budget.capacity), early
         self.rehearsed = False
         self.restart()
         source.observers.add(self)
@@ -103,6 +105,7 @@ class RetrievalCache(KVCache):
         self.seconds = 0.0  # that it took
         self.verified_length = 0  # tokens up to here have verified keys and values
         self.requested = False  # somebody wants to draw proposals from it
+        self.completes = False  # the next forward completes a prompt
         self.appends = False  # the present forward's keys and values are copied here
         self.falling = FallingAcceptance()
 
@@ -111,6 +114,10 @@ class RetrievalCache(KVCache):
         self.requested = True
         ahead = max(0, self.length - self.source.length)  # drawn already, for a level between
         return self._holds_all(ahead + more)
+
+    def completes_prompt(self) -> None:
+        if self.early:
+            self.requested = self.completes = True
 
     def _holds_all(self, more: int) -> bool:
         """Whether it covers every verified token, with room for ``more``."""
@@ -135,8 +142,8 @@ class RetrievalCache(KVCache):
 
     def preparations(self) -> list[Preparation]:
         """A rehearsal of the first build: loading its kernels takes far longer than the build itself."""
-        slot = self.source.storage.slot(0)
-        return [] if self.rehearsed or slot is None else [partial(self._rehearse, slot.storage)]
+        some = self.source.storage.on_device
+        return [] if self.rehearsed or some is None else [partial(self._rehearse, some)]
 
     @torch.inference_mode()
     def _rehearse(self, buffer: KVBuffer) -> None:
@@ -144,11 +151,11 @@ class RetrievalCache(KVCache):
         layout = Layout.of(min(buffer.capacity, self.source.length + 2 * self.budget.tokens), self.budget)
         if self.state is not State.STALE or not layout.chunks:
             return
-        self.rehearsed = True
-        queries = self.source.queries.data[:, :, : self.budget.queries]
+        self.rehearsed, layers = True, len(buffer.keys)
+        queries = self.source.queries.data[:layers, :, : self.budget.queries]
         chosen = select(self.policy, queries, layout.candidates(buffer.keys), layout.chunks)
-        layout.gather(buffer.keys, chosen, self.storage.keys)
-        layout.gather(buffer.values, chosen, self.storage.values)
+        layout.gather(buffer.keys, chosen, self.storage.keys[:layers])
+        layout.gather(buffer.values, chosen, self.storage.values[:layers])
 
     def truncate(self, length: int) -> None:
         super().truncate(length)
@@ -163,25 +170,25 @@ class RetrievalCache(KVCache):
         if layer == 0:
             self._begin(k.shape[2])
         if self.state is State.BUILDING:
-            self._build(layer, *view.whole, self.source.length + k.shape[2], self.layout.total)
+            self._build(layer, *view.whole, self.source.position + k.shape[2], self.layout.total)
         if self.appends:
             self.storage.write(layer, self._slot(self.source.length), k, v)
         return None
 
     def on_graph_forward(self, slot: WriteSlot, n: int) -> None:
         self._begin(n, slot.shared)
-        here = self.source.length
+        here, end = self.source.held, self.source.position + n
         if self.state is State.BUILDING and slot.grouped:
             for layer in range(
                 self.source.shape.layers
             ):  # one after the other: the numbers of all take much memory
-                self._build(layer, *self.source.storage.view(layer, here).whole, here + n, self.layout.total)
+                self._build(layer, *self.source.storage.view(layer, here).whole, end, self.layout.total)
         elif self.state is State.BUILDING:
             before, held = (slot.prefix, slot.shared) if slot.prefix else (slot.storage, here)
-            self._build(0, before.keys, before.values, here + n, held)
+            self._build(0, before.keys, before.values, end, held)
             self._append(slot._replace(start=0).written(here - held), self.layout.filled - (here - held))
         if self.appends:
-            self._append(slot.written(n), self._slot(here))
+            self._append(slot.written(n), self._slot(self.source.length))
 
     def _append(self, written: tuple[Tensor, Tensor], to: int) -> None:
         """Copy keys and values [layers, Hkv, n, D] to the slots from ``to`` on."""
@@ -189,7 +196,7 @@ class RetrievalCache(KVCache):
         self.storage.keys[:, :, to : to + n], self.storage.values[:, :, to : to + n] = written
 
     def on_forward(self) -> None:
-        if self.appends:
+        if self.appends or self.state is State.BUILDING:
             self.verified_length = self.length = self.source.length
         if self.state is State.BUILDING:
             self.state, self.requested = State.READY, False
@@ -204,39 +211,47 @@ class RetrievalCache(KVCache):
         """
         if self.state is State.BUILDING:  # the last build broke off
             self.state = State.STALE
-        layout = Layout.of(self.source.held, self.budget, shared)
-        fits = layout.filled + n <= self.budget.capacity
-        reason = self._rebuild_reason() if self.requested and fits else None
+        whole, self.completes = (
+            self.completes,
+            False,
+        )  # whether to select among its own tokens, too: all are committed
+        layout = Layout.of(self.source.held + (n if whole else 0), self.budget, shared)
+        fits = whole or layout.filled + n <= self.budget.capacity
+        reason = self._rebuild_reason(whole) if self.requested and fits else None
         if reason:
             self.reason, self.seconds = reason, 0.0
             # The state first: an interrupt may come at any line, and must not leave it READY with another layout.
             self.state = State.BUILDING
             self.layout = layout
-        self.appends = bool(reason) or self._holds_all(n)
+        self.appends = not whole if reason else self._holds_all(n)
 
-    def _rebuild_reason(self) -> RebuildReason | None:
-        """Why another build is due, judged by committed tokens alone, never by a pending proposal."""
+    def _rebuild_reason(self, whole: bool) -> RebuildReason | None:
+        """Why another build is due, judged by committed tokens alone, never by a pending proposal.
+
+        ``whole``: the forward completes a prompt, of which the build selects.
+        """
         here, base = self.source.held, self.layout.total
         if self.state is State.STALE:
             return "rewind" if base else "first"
-        if here - base >= self.budget.stride or self.verified_length < self.source.length:
+        if whole or here - base >= self.budget.stride or self.verified_length < self.source.length:
             return "stride"
         return "acceptance" if self.falling and here > base else None
 
-    def _build(self, first: int, keys: Tensor, values: Tensor, length: int, held: int) -> None:
-        """Fill layers ``first``, ... from keys and values [layers, Hkv, S, D] of the source, after ``length`` tokens.
+    def _build(self, first: int, keys: Tensor, values: Tensor, end: int, held: int) -> None:
+        """Fill layers ``first``, ... from keys and values [layers, Hkv, S, D] of the source.
 
-        ``held``: of the layout's tokens, those whose keys and values are among these.
+        ``end``: the position after the latest query. ``held``: of the layout's tokens, those whose keys and values are
+        among these.
         """
         started = time.perf_counter()
-        chosen = self._select(first, keys, length) if self.layout.chunks else None
+        chosen = self._select(first, keys, end) if self.layout.chunks else None
         layers, layout = slice(first, first + len(keys)), replace(self.layout, total=held)
         layout.gather(keys, chosen, self.storage.keys[layers])
         layout.gather(values, chosen, self.storage.values[layers])
         self.seconds += time.perf_counter() - started
 
-    def _select(self, first: int, keys: Tensor, length: int) -> Tensor:
+    def _select(self, first: int, keys: Tensor, end: int) -> Tensor:
         """The chunks of each layer that the latest queries attend to most: [layers, Hkv, chunks]."""
         layers = slice(first, first + len(keys))
-        queries = self.source.queries.latest(layers, length, self.budget.queries)
+        queries = self.source.queries.latest(layers, end, self.budget.queries)
         return select(self.policy, queries, self.layout.candidates(keys), self.layout.chunks)

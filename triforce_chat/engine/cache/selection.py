@@ -105,13 +105,21 @@ class AttentionMass:
         rows = queries.unflatten(0, (heads, -1)).flatten(1, 2) * dim**-0.5  # [Hkv, G*m, D]
         if rows.shape[1] == 0:
             rows = queries.new_zeros(heads, 1, dim)
-        weights = torch.softmax((rows @ keys.flatten(1, 2).transpose(1, 2).to(rows.dtype)).float(), -1)
-        by_chunk: Tensor = weights.sum(1).unflatten(-1, (chunks, chunk))
+        bytes_ = 4 * rows.shape[1] * chunks * chunk  # of one head's fp32 weights
+        some = max(1, LOGITS_BYTES // bytes_)  # heads at once
+        pairs = zip(rows.split(some), keys.flatten(1, 2).split(some), strict=True)
+        mass = [_mass(asked, held.to(rows.dtype)) for asked, held in pairs]
+        by_chunk: Tensor = torch.cat(mass).unflatten(-1, (chunks, chunk))
         return by_chunk.sum(-1)
 
     def layers_at_once(self, queries: Tensor, keys: Tensor) -> int:  # noqa: ARG002
         """One: the weights of all keys take much memory."""
         return 1
+
+
+def _mass(rows: Tensor, keys: Tensor) -> Tensor:
+    """The attention that rows [H, R, D] pay to each of keys [H, S, D]: [H, S]."""
+    return torch.softmax((rows @ keys.transpose(1, 2)).float(), -1).sum(1)
 
 
 class Recent:

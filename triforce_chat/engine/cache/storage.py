@@ -200,6 +200,11 @@ class KVStorage(Protocol):
     capacity: int  # tokens
     streams: bool  # reading fetches layers from host memory
 
+    @property
+    def on_device(self) -> KVBuffer | None:
+        """Slots of some layers, of any meaning, to rehearse what reads them; None if tokens have no slots."""
+        ...
+
     def slot(self, at: int) -> WriteSlot | None:
         """The slots from ``at`` on, if each token has one of its own on the device; else None."""
         ...
@@ -250,6 +255,12 @@ class SlotStorage(ABC):
     @abstractmethod
     def slot(self, at: int) -> WriteSlot | None:
         """See ``KVStorage``."""
+
+    @property
+    def on_device(self) -> KVBuffer | None:
+        """See ``KVStorage``."""
+        slot = self.slot(0)
+        return slot and slot.storage
 
     def write_slot(self, at: int) -> WriteSlot | None:
         return self.slot(at)
@@ -393,7 +404,7 @@ class QueryRing:
             self.positions[slot] = position if known else -1
 
     def forget(self) -> None:
-        """Drop all queries: other tokens are at these positions now."""
+        """Let ``latest`` find no queries: other tokens are at these positions now."""
         self.positions = [-1] * self.size
 
     @contextmanager
@@ -406,6 +417,12 @@ class QueryRing:
             # Graphs read this very tensor.
             self.data.copy_(data)
             self.positions = positions
+
+    def since(self, layer: int, position: int, n: int) -> Tensor:
+        """Queries [Hq, n, D] of n positions from ``position`` on, all of which were written; forgotten ones, too."""
+        kept, start = self.data[layer], position % self.size
+        fitting = min(n, self.size - start)  # slots before the ring wraps around
+        return torch.cat([kept[:, start : start + fitting], kept[:, : n - fitting]], 1)
 
     def latest(self, layer: int | slice, length: int, most: int) -> Tensor:
         """Queries of up to ``most`` consecutive positions that end at ``length - 1``, the latest first.
@@ -498,6 +515,10 @@ class KVCache:
         """The length that the next forward may not exceed."""
         return UNLIMITED
 
+    def kept(self, length: int) -> int:
+        """How many tokens of a history of so many it will hold at most."""
+        return length
+
     def ready(self, more: int) -> bool:  # noqa: ARG002
         """Whether proposals can be drawn from it now that feed it ``more`` tokens after those that it covers."""
         return True
@@ -521,6 +542,9 @@ class KVCache:
     def vacant(self) -> WriteSlot | None:
         """From where on nothing is kept between two rounds, so that a capture may write there; None as above."""
         return self.write_slot()
+
+    def completes_prompt(self) -> None:
+        """The next forward completes a prompt: an answer follows."""
 
     def preparations(self) -> list[Preparation]:
         """What is worth doing once before the cache is used; only where forwards are captured."""
@@ -557,9 +581,11 @@ class KVCache:
         assert slot, "a tree needs its keys and values in one buffer"
         slot.storage.keep(path.new_full((1,), slot.start), path)
         if slot.queries is not None and path.is_cuda:
-            slot.queries.mark_written(length - 1, 0, len(path) + 1)  # its graphs write none, nor the root's
+            slot.queries.mark_written(
+                self.position - 1, 0, len(path) + 1
+            )  # its graphs write none, nor the root's
         elif slot.queries is not None:
-            slot.queries.keep(length, path.tolist())
+            slot.queries.keep(self.position, path.tolist())
         self.length = length + len(path)
 
     def keep_beyond(self, offset: Tensor, path: Tensor) -> None:

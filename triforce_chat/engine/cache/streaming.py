@@ -11,7 +11,7 @@ from triforce_chat.engine.cache.eviction import SINKS, WINDOW
 from triforce_chat.engine.cache.storage import KVBuffer, KVCache, KVView, Shape, WriteSlot
 
 HOP = 128  # tokens
-TREE_HOP = 256  # the same where trees are drafted, whose tokens all need room at once
+LONG_HOP = 256  # the same where trees or long proposals are drafted, whose tokens all need room at once
 
 
 class StreamingCache(KVCache):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +25,7 @@ from triforce_chat.engine.forward.attention import RotaryEmbedding
 from triforce_chat.engine.forward.grouped_matrix import MOST_ROWS, product
 from triforce_chat.engine.forward.shards import Embedding, gather_logits, local_shard, set_weight
 from triforce_chat.engine.group import SINGLE, RankGroup
-from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight, joined
+from triforce_chat.engine.kernels.quantized_weight import QuantizedWeight, joined, stacked
 
 if TYPE_CHECKING:
     from triforce_chat.engine.forward.streamed_weights import StreamedWeights
@@ -147,9 +147,7 @@ def format_of(linear: Any) -> Any:
 
 
 def merged_quantized(linears: Sequence[Any]) -> GroupLinear:
-    weight = (
-        linears[0].matrix.weight if len(linears) == 1 else joined([each.matrix.weight for each in linears])
-    )
+    weight = joined([each.matrix.weight for each in linears])
     first = 0
     for linear in linears:
         last = first + linear.matrix.shape[0]
@@ -163,19 +161,6 @@ def merged_dense(linears: Sequence[Any]) -> Dense:
     for linear, own in zip(linears, weight.split([len(each) for each in weights]), strict=True):
         set_weight(linear, own)
     return Dense(weight, joined_biases(linears))
-
-
-def stacked(weights: Sequence[Tensor]) -> Tensor:
-    """Weights [O, I] as the rows of one; they are not copied if they follow one another already."""
-    follow = (
-        one.data_ptr() + one.nbytes == other.data_ptr()
-        and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-        for one, other in pairwise(weights)
-    )
-    if not all(follow):
-        return torch.cat([*weights])
-    first = weights[0]
-    return first.as_strided((sum(map(len, weights)), first.shape[1]), first.stride())
 
 
 def joined_biases(linears: Sequence[Any]) -> Tensor | None:

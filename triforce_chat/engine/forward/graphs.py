@@ -85,9 +85,9 @@ class ForwardGraph:
             self.count.copy_(slot.counted) if slot.counted is not None else self.count.fill_(len(ids))
         return self.graph(self._work)
 
-    def capture(self, slot: WriteSlot) -> None:
+    def capture(self, slot: WriteSlot, position: int) -> None:
         """Capture ahead of the first use; overwrites ``size`` slots from the given one on."""
-        self._aim(slot, slot.start)
+        self._aim(slot, position)
         self.graph.prepare(self._work)
 
     def _aim(self, slot: WriteSlot, position: int) -> None:
@@ -140,9 +140,12 @@ class ForwardGraphs:
         """Whether the forward of that size is still to be captured."""
         return size not in self._kind(branching).get(slot.owner, {})
 
-    def capture(self, slot: WriteSlot, size: int, branching: bool = False) -> None:
-        """Capture ahead of the first use; overwrites ``size`` slots from ``slot.start`` on."""
-        self._graph(slot, size, branching).capture(slot)
+    def capture(self, slot: WriteSlot, position: int, size: int, branching: bool = False) -> None:
+        """Capture ahead of the first use; overwrites ``size`` slots from ``slot.start`` on.
+
+        ``position``: of the next token; from there on queries are overwritten, too.
+        """
+        self._graph(slot, size, branching).capture(slot, position)
 
     def __call__(
         self,

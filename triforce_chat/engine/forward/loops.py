@@ -93,22 +93,22 @@ class FusedLoop:
                 logits = self.forward(ForwardInputs(own, at[:1], at[1:], steps, added))[0][-1:]
         return self.runner.widened(logits)[None]
 
+    @torch.inference_mode()
     def branch(self, ids: Tensor, step: int, root: int, depth: int, masks: Tensor) -> Tensor:
-        steps, at = torch.zeros_like(ids), self.at
+        from triforce_chat.engine.kernels import Level
+
         added = None
         if self.runner.reader is not None:
-            added = self.runner.reader.rows(self.index + root + depth + steps)
-        inputs = ForwardInputs(
-            self.runner.embedded(ids),
-            at[:1] + step,
-            at[1:] + root + depth,
-            steps,
-            added,
-            masks=masks,
-            origin=at[:1] + root + 1,
-        )
+            added = self.runner.reader.rows(self.index + root + depth + torch.zeros_like(ids))
         with self.runner.on_device():
-            return self.runner.widened(self.forward(inputs)[0])
+            own = self.runner.embedded(ids)
+            if self.small is not None and len(ids) <= self.small.most:
+                logits = self.small(own, self.at, step, added, Level(masks, root, depth))
+            else:
+                slot, position = self.at[:1], self.at[1:] + root + depth
+                inputs = ForwardInputs(own, slot + step, position, torch.zeros_like(ids), added, masks=masks)
+                logits = self.forward(inputs._replace(origin=slot + root + 1))[0]
+        return self.runner.widened(logits)
 
 
 class SequencesLoop:

@@ -16,6 +16,7 @@ from torch.nn.functional import silu
 
 from triforce_chat.engine.forward.attention import NAME, Part, rotated, update_and_read
 from triforce_chat.engine.forward.attention_backend import OverView
+from triforce_chat.engine.forward.frequencies import KINDS, frequencies_of, head_dim_of
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ACTIVATION = "silu"
@@ -68,25 +69,6 @@ class Rotary(nn.Module):
         angles = torch.cat((angles, angles), -1)
         cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
         return cos.to(x.dtype), sin.to(x.dtype)
-
-
-def frequencies_of(config: Any) -> tuple[Tensor, float]:
-    """The frequency of each pair of dimensions [D/2], and the factor of cos and sin."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    kind = config.rope_parameters["rope_type"]
-    if kind != "default":
-        found: tuple[Tensor, float] = ROPE_INIT_FUNCTIONS[kind](config)
-        return found
-    dim = head_dim_of(config)
-    steps = torch.arange(0, dim, 2, dtype=torch.float) / dim
-    return 1.0 / (config.rope_parameters["rope_theta"] ** steps), 1.0
-
-
-def head_dim_of(config: Any) -> int:
-    """The dimensions of one head; the configuration may leave them to be derived."""
-    declared: int | None = getattr(config, "head_dim", None)
-    return declared or int(config.hidden_size // config.num_attention_heads)
 
 
 class SelfAttention(nn.Module):
@@ -232,4 +214,5 @@ class LanguageModel(nn.Module):
 
 def supports(config: Any) -> bool:
     """Whether these modules are the model's."""
-    return config.model_type in FAMILIES and config.hidden_act == ACTIVATION
+    rope = (config.rope_parameters or {}).get("rope_type")
+    return config.model_type in FAMILIES and config.hidden_act == ACTIVATION and rope in KINDS

@@ -295,7 +295,7 @@ class Runner:
         slot = cache.vacant()
         if slot and size <= slot.room and self.graphs.lacks(slot, size, branching):
             with self.on_device():
-                self.graphs.capture(slot, size, branching)
+                self.graphs.capture(slot, cache.position, size, branching)
             cache.overwrote(size)
 
     @torch.inference_mode()

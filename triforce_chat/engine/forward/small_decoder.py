@@ -33,18 +33,27 @@ class SmallDecoder:
         self.turn = kernels.Turn(decoder.rotary.inv_freq.float(), decoder.rotary.attention_scaling)
         self.keys, self.values = storage.keys, storage.values
 
-    def __call__(self, ids: Tensor, place: Tensor, step: int, added: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        ids: Tensor,
+        place: Tensor,
+        step: int,
+        added: Tensor | None = None,
+        level: kernels.Level | None = None,
+    ) -> Tensor:
         """Logits [1, V] after ids [n], n up to ``most``; ``added`` [n, C] goes to their embeddings.
 
-        The first id goes ``step`` slots after slot ``place[0]`` and position ``place[1]``, numbers of the device.
+        The first id goes ``step`` slots after slot ``place[0]`` and position ``place[1]``, numbers of the device. Of a
+        tree's ``level`` these are the logits [n, V] after every id.
         """
         parts = self.embedding.new_empty(0, len(ids), self.embedding.shape[1])
         stream = kernels.Stream(self.embedding, parts if added is None else added[None], ids)
         for each, keys, values in zip(self.layers, self.keys, self.values, strict=True):
             own = each.input_norm, each.qkv, each.project
-            stream = kernels.add_attention(stream, *own, self.turn, keys, values, place, step)
+            stream = kernels.add_attention(stream, *own, self.turn, keys, values, place, step, level)
             stream = kernels.add_neurons(stream, each.post_norm, each.gate_up, each.down)
-        return self.decoder.logits(kernels.last_normed(stream, self.decoder.norm))
+        count = 1 if level is None else len(ids)
+        return self.decoder.logits(kernels.last_normed(stream, self.decoder.norm, count))
 
 
 def small_decoder(decoder: Decoder, storage: KVBuffer) -> SmallDecoder | None:

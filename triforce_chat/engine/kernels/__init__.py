@@ -7,6 +7,7 @@ Importing this package requires triton, which torch's CUDA builds for Linux brin
 
 from __future__ import annotations
 
+from triforce_chat.engine.kernels.children import draw_children
 from triforce_chat.engine.kernels.decoding import (
     Ancestors,
     Prefix,
@@ -28,6 +29,7 @@ from triforce_chat.engine.kernels.scoring import chunk_scores
 from triforce_chat.engine.kernels.searching import search
 from triforce_chat.engine.kernels.small_blocks import (
     MOST_TOKENS,
+    Level,
     Stream,
     Turn,
     add_attention,
@@ -35,12 +37,13 @@ from triforce_chat.engine.kernels.small_blocks import (
     last_normed,
     splittable,
 )
-from triforce_chat.engine.kernels.trees import Walked, draw_children, keep_slots, walk, walk_along
+from triforce_chat.engine.kernels.trees import Walked, keep_slots, walk, walk_along
 
 __all__ = [
     "MOST_TOKENS",
     "Ancestors",
     "Drawing",
+    "Level",
     "Norm",
     "Prefix",
     "QuantizedWeight",

@@ -407,10 +407,11 @@ def _attend(
     q_at = q + token.to(tl.int64) * q_token + (head * group + row % group) * q_head
     queries = tl.load(q_at[:, None] + column, mask=row[:, None] < rows, other=0.0)
 
-    # From 8 bits to fp16 is a short way, even beside bfloat16.
+    # From 8 bits to fp16 is a short way, even beside bfloat16. The product is rounded to the queries' dtype first,
+    # which changes nothing: otherwise LLVM makes it one in fp16, and that overflows.
     narrow: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth == 8 and queries.dtype != tl.float32
     if narrow:
-        queries = (queries.to(tl.float32) * SHARE).to(tl.float16)
+        queries = (queries.to(tl.float32) * SHARE).to(queries.dtype).to(tl.float16)
         scale = scale / SHARE
     total, mixed = tl.zeros((height,), tl.float32), tl.zeros((height, dim), tl.float32)
     lane = tl.arange(0, width)

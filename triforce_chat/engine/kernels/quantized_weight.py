@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -124,9 +126,21 @@ def pack(codes: Codes, numbers: Tensor, scale: Tensor, minimum: Tensor | None = 
     return QuantizedWeight(data.flatten(1).contiguous(), shared.contiguous(), group, inputs)
 
 
-def joined(weights: list[QuantizedWeight]) -> QuantizedWeight:
+def joined(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """One weight with the rows of several that have the same format."""
-    data, scale = (
-        torch.cat(parts) for parts in zip(*((each.data, each.scale) for each in weights), strict=True)
+    return weights[0]._replace(
+        data=stacked([each.data for each in weights]), scale=stacked([each.scale for each in weights])
     )
-    return weights[0]._replace(data=data, scale=scale)
+
+
+def stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors [O, I] as the rows of one; they are not copied if they follow one another already."""
+    follow = (
+        one.data_ptr() + one.nbytes == other.data_ptr()
+        and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+        for one, other in pairwise(parts)
+    )
+    if not all(follow):
+        return torch.cat([*parts])
+    first = parts[0]
+    return first.as_strided((sum(map(len, parts)), first.shape[1]), first.stride())

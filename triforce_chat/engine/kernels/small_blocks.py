@@ -1,10 +1,11 @@
-"""Decoder blocks of a small model in two kernels each, for a few tokens of one sequence.
+"""Decoder blocks of a small model in two kernels each, for a few tokens of one sequence or of a tree after it.
 
 A step of a small model reads so few bytes that it takes as long as its kernels are many. So programs do again what
 others do, too, where they would otherwise wait for them in a further kernel: all of them sum up the residual stream and
 norm it, and each goes on with what is its own, a head's attention to some slots and its share of the output projection,
 or some neurons and theirs of the down projection. What they add to the residual stream they write one beside the
-other, and the programs of the next kernel sum it up, always in the same order.
+other, and the programs of the next kernel sum it up, always in the same order; of more than two tokens a kernel of its
+own does that.
 
 Whatever a program needs that the kernel before does not write is loaded while that is not over. Tensor cores take 16
 rows, so fewer tokens are repeated.
@@ -27,6 +28,9 @@ from triforce_chat.engine.kernels.rows import Norm
 ROWS = tl.constexpr(16)  # of a tile
 MOST_TOKENS = 16
 MOST_CHANNELS = 512  # of models whose steps take as long as their kernels are many
+MOST_REPEATED = (
+    2  # tokens whose stream all programs sum up: that of more takes longer than a kernel that does it once
+)
 MOST_PARTS = 48  # programs whose sums all programs of the next kernel read
 NEURONS = 64  # of a program, unless there would be too many programs
 TILE_BYTES = 32_768  # of weights
@@ -46,6 +50,17 @@ class Stream(NamedTuple):
     rows: Tensor | None = None  # [n], int64
     logs: Tensor | None = None  # [p, n], fp32
     splits: int = 1  # parts of one head
+
+
+class Level(NamedTuple):
+    """Where the n tokens of a forward belong that are nodes of a tree, all of them equally deep.
+
+    The tree's root went to slot ``place[0] + root`` and has position ``place[1] + root``. All see the slots up to it.
+    """
+
+    masks: Tensor  # [n], int64: bit j, whether a token sees the j-th slot after the root's, its own included
+    root: int
+    depth: int  # below the root
 
 
 class Turn(NamedTuple):
@@ -96,15 +111,16 @@ def add_attention(
     values: Tensor,
     place: Tensor,
     step: int,
+    level: Level | None = None,
 ) -> Stream:
     """The stream after attention: norm, projections, rotary embedding, storing, attention and output projection.
 
     qkv [(Hq + 2 Hkv) D, C] and ``project`` [C, Hq D] are contiguous; keys and values [Hkv, S, D] in the dtype of the
     model. The first token goes to slot ``place[0] + step`` and has position ``place[1] + step``, numbers of the device;
-    each sees the slots before the first one, and the tokens up to itself. No kernel just before this one may write
-    ``place`` or those slots.
+    each sees the slots before the first one, and the tokens up to itself, or what ``level`` says. No kernel just before
+    this one may write ``place`` or those slots.
     """
-    (kv_heads, capacity, dim), hidden = keys.shape, stream.base.shape[1]
+    (kv_heads, capacity, dim), hidden, stream = keys.shape, stream.base.shape[1], settled(stream)
     heads = project.shape[1] // dim
     parts = splits(capacity, dim, keys.dtype)
     made = followed(stream, heads * parts, parts)
@@ -117,11 +133,13 @@ def add_attention(
         project,
         turn.frequencies,
         place,
+        place if level is None else level.masks,
         keys,
         values,
         *given(made),
         n,
         step,
+        *((step, 0) if level is None else (level.root + level.depth, level.root + 1)),
         norm.eps,
         turn.factor,
         dim**-0.5 * math.log2(math.e),
@@ -133,13 +151,14 @@ def add_attention(
         dim=dim,
         tokens=tokens,
         width=tiling(1, dim, keys.dtype).slots,
+        branching=level is not None,
     )
     return made
 
 
 def add_neurons(stream: Stream, norm: Norm, gate_up: Tensor, down: Tensor) -> Stream:
     """The stream after a gated layer: norm, ``gate_up`` [2 I, C], gates, ``down`` [C, I]; weights are contiguous."""
-    hidden, inner = down.shape
+    (hidden, inner), stream = down.shape, settled(stream)
     width = neurons(inner)
     made = followed(stream, inner // width)
     n = made.parts.shape[1]
@@ -160,12 +179,24 @@ def add_neurons(stream: Stream, norm: Norm, gate_up: Tensor, down: Tensor) -> St
     return made
 
 
-def last_normed(stream: Stream, norm: Norm) -> Tensor:
-    """The last token's residual stream after an RMS norm: [1, C]."""
+def settled(stream: Stream) -> Stream:
+    """The stream with its parts summed up, where not all programs should do that by themselves."""
+    count, n, hidden = stream.parts.shape
+    if count == 0 or n <= MOST_REPEATED:
+        return stream
+    made = Stream(stream.base.new_empty(n, hidden), stream.base.new_empty(0, n, hidden))
+    _settle[(n,)](
+        *given(stream), made.base, n, **described(stream, 1, tile_depth(hidden, 1, made.base.dtype))
+    )
+    return made
+
+
+def last_normed(stream: Stream, norm: Norm, count: int) -> Tensor:
+    """The last tokens' residual stream after an RMS norm: [count, C]."""
     n, hidden = stream.parts.shape[1:]
-    out = stream.base.new_empty(1, hidden)
+    out = stream.base.new_empty(count, hidden)
     depth = tile_depth(hidden, 1, out.dtype)
-    _norm_last[(1,)](*given(stream), norm.weight, out, n, norm.eps, **described(stream, 1, depth))
+    _norm_last[(count,)](*given(stream), norm.weight, out, n, norm.eps, **described(stream, 1, depth))
     return out
 
 
@@ -276,7 +307,15 @@ def _turned(x, y, position, frequencies, factor, kind: tl.constexpr):
     return (x * cos - y * sin).to(kind), (y * cos + x * sin).to(kind)
 
 
-@triton.jit(do_not_specialize=["n", "step"], do_not_specialize_on_alignment=["rows"])
+@triton.jit
+def _ancestor(mask, bit):
+    """Whether those bits of the masks are set: [rows], [k] -> [rows, k]."""
+    return ((mask[:, None] >> tl.minimum(tl.maximum(bit, 0), 63).to(tl.int64)[None, :]) & 1) == 1
+
+
+@triton.jit(
+    do_not_specialize=["n", "step", "turned", "first"], do_not_specialize_on_alignment=["rows", "masks"]
+)
 def _attend_head(
     base,
     parts,
@@ -287,6 +326,7 @@ def _attend_head(
     project,
     frequencies,
     place,
+    masks,
     keys,
     values,
     stream,
@@ -295,6 +335,8 @@ def _attend_head(
     own_logs,
     n,
     step,
+    turned,  # positions after the first one
+    first,  # slots after the first one that a tree's begin at
     eps,
     factor,
     scale,  # of the scores, times log2(e)
@@ -316,6 +358,7 @@ def _attend_head(
     tokens: tl.constexpr,
     depth: tl.constexpr,
     width: tl.constexpr,
+    branching: tl.constexpr,
 ):
     head, part = tl.program_id(0), tl.program_id(1)
     kind: tl.constexpr = base.dtype.element_ty
@@ -323,13 +366,15 @@ def _attend_head(
     times: tl.constexpr = ROWS // tokens
     group: tl.constexpr = heads // kv_heads
     token, low, across = tl.arange(0, tokens), tl.arange(0, half), tl.arange(0, dim)
+    row = tl.arange(0, ROWS)
+    own = row // times  # whose token a row is
     q_row, k_row = head * dim + low, (heads + head // group) * dim + low
     v_row = (heads + kv_heads + head // group) * dim + across
     keys += head // group * keys_head
     values += head // group * values_head
 
     # Heads are kept as two halves, which is how they are rotated. Past the first cache, as another kernel has stored.
-    before, position = tl.load(place).to(tl.int32) + step, tl.load(place + 1).to(tl.int32) + step
+    before, position = tl.load(place).to(tl.int32) + step, tl.load(place + 1).to(tl.int32) + turned
     slot = part * width + tl.arange(0, width)
     stored = slot < before
     at = keys + slot[None, :] * keys_slot + low[:, None]
@@ -339,6 +384,12 @@ def _attend_head(
     old = tl.load(at, mask=stored[:, None], other=0.0, cache_modifier=".cg")
     project_at = project + head * dim + across[None, :]
     w = tl.load(project_at + tl.arange(0, depth)[:, None] * (heads * dim))
+    if branching:
+        mask = tl.load(masks + own, mask=own < n, other=0)
+        at_first = before - step + first
+        turn = position + own * 0
+    else:
+        turn = position + own
 
     q_x, q_y = tl.zeros((ROWS, half), tl.float32), tl.zeros((ROWS, half), tl.float32)
     k_x, k_y = tl.zeros((ROWS, half), tl.float32), tl.zeros((ROWS, half), tl.float32)
@@ -367,10 +418,8 @@ def _attend_head(
         v += _product(normal, w_v)
     steady = _steady(squares, hidden, eps)
 
-    row = tl.arange(0, ROWS)
-    own = row // times  # whose token a row is
-    q_x, q_y = _turned(q_x * steady, q_y * steady, position + own, frequencies, factor, kind)
-    k_x, k_y = _turned(k_x * steady, k_y * steady, position + own, frequencies, factor, kind)
+    q_x, q_y = _turned(q_x * steady, q_y * steady, turn, frequencies, factor, kind)
+    k_x, k_y = _turned(k_x * steady, k_y * steady, turn, frequencies, factor, kind)
     v = (v * steady).to(kind)
     mine = (row % times == 0) & (own < n)
     keeps = mine & (own < tl.where(head % group + part == 0, n, 0))
@@ -382,11 +431,19 @@ def _attend_head(
     # The program of the first slots also attends to the new tokens.
     among = tl.dot(q_x, tl.trans(k_x), input_precision="ieee")
     among = tl.dot(q_y, tl.trans(k_y), among, input_precision="ieee") * scale
-    seen = (row % times == 0)[None, :] & (own[None, :] <= tl.where(part == 0, own, -1)[:, None])
+    if branching:
+        here = (row % times == 0) & (own < tl.where(part == 0, n, 0))
+        seen = here[None, :] & _ancestor(mask, before - at_first + own)
+    else:
+        seen = (row % times == 0)[None, :] & (own[None, :] <= tl.where(part == 0, own, -1)[:, None])
     among = tl.where(seen, among, NOTHING)
     scores = tl.dot(q_x, old_x, input_precision="ieee")
     scores = tl.dot(q_y, old_y, scores, input_precision="ieee") * scale
-    scores = tl.where(stored[None, :], scores, NOTHING)
+    if branching:
+        old_one = (slot < at_first)[None, :] | _ancestor(mask, slot - at_first)
+        scores = tl.where(stored[None, :] & old_one, scores, NOTHING)
+    else:
+        scores = tl.where(stored[None, :], scores, NOTHING)
     top = tl.maximum(tl.max(among, 1), tl.max(scores, 1))
     share, weights = tl.exp2(among - top[:, None]), tl.exp2(scores - top[:, None])
     total = tl.sum(share, 1) + tl.sum(weights, 1)
@@ -468,6 +525,33 @@ def _add_neurons(
 
 
 @triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["rows"])
+def _settle(
+    base,
+    parts,
+    rows,
+    logs,
+    out,
+    n,
+    hidden: tl.constexpr,
+    count: tl.constexpr,
+    splits: tl.constexpr,
+    spread: tl.constexpr,
+    padded: tl.constexpr,
+    batch: tl.constexpr,
+    indexed: tl.constexpr,
+    overlaps: tl.constexpr,
+    depth: tl.constexpr,
+):
+    wait_for_previous(overlaps)
+    token = tl.program_id(0) + tl.arange(0, 1)
+    for start in tl.static_range(0, hidden, depth):
+        column = start + tl.arange(0, depth)
+        given = base, parts, rows, logs, token, n, column
+        x = _summed(*given, hidden, count, splits, spread, padded, batch, indexed)
+        tl.store(out + token[:, None] * hidden + column[None, :], x.to(out.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["rows"])
 def _norm_last(
     base,
     parts,
@@ -488,7 +572,8 @@ def _norm_last(
     depth: tl.constexpr,
 ):
     wait_for_previous(overlaps)
-    token, squares = n - 1 + tl.arange(0, 1), tl.zeros((1,), tl.float32)
+    at = tl.program_id(0)
+    token, squares = n - tl.num_programs(0) + at + tl.arange(0, 1), tl.zeros((1,), tl.float32)
     for start in tl.static_range(0, hidden, depth):
         column = start + tl.arange(0, depth)
         given = base, parts, rows, logs, token, n, column
@@ -501,4 +586,6 @@ def _norm_last(
         x = _summed(*given, hidden, count, splits, spread, padded, batch, indexed)
         normal = (x * steady[:, None]).to(base.dtype.element_ty).to(tl.float32)
         scaled = normal * tl.load(norm + column).to(tl.float32)[None, :]
-        tl.store(out + tl.arange(0, 1)[:, None] + column[None, :], scaled.to(out.dtype.element_ty))
+        tl.store(
+            out + at * hidden + tl.arange(0, 1)[:, None] + column[None, :], scaled.to(out.dtype.element_ty)
+        )

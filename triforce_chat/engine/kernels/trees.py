@@ -1,4 +1,4 @@
-"""Token trees on a device: drawing a tree's tokens, walking the path that is accepted, keeping its keys and values.
+"""Token trees on a device: walking the path that is accepted, keeping its keys and values.
 
 A tree's shape is a tensor: ``links`` [2, n+1] holds the first child of every row and its next sibling, as numbers of
 nodes, or -1. Row 0 is the token that the tree follows, row i+1 is node i. So one captured graph serves every shape.
@@ -13,9 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from triforce_chat.engine.kernels.children import LEAST
+
 BLOCK = 8192  # tokens of the vocabulary at a time
 WARPS = 16
-LEAST = tl.constexpr(1.1754944e-38)  # the smallest normal number in fp32
 
 
 class Walked(NamedTuple):
@@ -24,39 +25,6 @@ class Walked(NamedTuple):
     accepted: Tensor  # [1], how many nodes it has
     rows: Tensor  # [n+1], int64: row 0 and those of its nodes, the last one repeated
     left: Tensor  # [1, V], weights for the token that follows it
-
-
-def draw_children(
-    laws: Tensor,
-    scores: Tensor,
-    uniforms: Tensor,
-    links: Tensor,
-    rows: Tensor,
-    tokens: Tensor,
-    probs: Tensor,
-    independent: bool = False,
-) -> None:
-    """Draw the children of the tree's ``rows`` [m]; -1 stands for no row.
-
-    laws and scores [m, V], fp32, are those after each of these rows and are overwritten. Children are drawn one after
-    the other without replacement, unless ``independent``; where a law has nothing left, the token with the next best
-    score follows for certain. Node i is drawn by ``uniforms[i]``, fp64 in [0, 1), into ``tokens[i]``, and
-    ``probs[i]`` [n, V] becomes the distribution that it was drawn from.
-    """
-    _draw[(len(rows),)](
-        laws,
-        scores,
-        uniforms,
-        links,
-        rows,
-        tokens,
-        probs,
-        laws.shape[1],
-        links.shape[1],
-        block=min(BLOCK, triton.next_power_of_2(laws.shape[1])),
-        independent=independent,
-        num_warps=WARPS,
-    )
 
 
 def walk(tokens: Tensor, probs: Tensor, target: Tensor, tests: Tensor | None, links: Tensor) -> Walked:
@@ -147,67 +115,6 @@ def keep_slots(keys: Tensor, values: Tensor, at: Tensor, path: Tensor) -> None:
         width=triton.next_power_of_2(dim),
         num_warps=1,
     )
-
-
-@triton.jit(do_not_specialize=["places"], do_not_specialize_on_alignment=["rows"])
-def _draw(
-    laws,
-    scores,
-    uniforms,
-    links,
-    rows,
-    tokens,
-    probs,
-    vocabulary,
-    places,
-    block: tl.constexpr,
-    independent: tl.constexpr,
-):
-    at = tl.program_id(0).to(tl.int64)
-    row = tl.load(rows + at)
-    node = tl.load(links + row, mask=row >= 0, other=-1)
-    left, ranked, lane = laws + at * vocabulary, scores + at * vocabulary, tl.arange(0, block)
-    last = node * 0 - 1  # the token that was drawn before
-    while node >= 0:
-        total = tl.zeros((1,), tl.float64)
-        heaviest, best = tl.full((1,), -1.0, tl.float32), tl.full((1,), float("-inf"), tl.float32)
-        heavy_at, best_at = tl.zeros((1,), tl.int64), tl.zeros((1,), tl.int64)
-        for first in range(0, vocabulary, block):
-            token = first + lane
-            there = token < vocabulary
-            weight = tl.load(left + token, mask=there, other=0.0)
-            score = tl.load(ranked + token, mask=there, other=float("-inf"))
-            if not independent:
-                weight = tl.where(token == last, 0.0, weight)
-                score = tl.where(token == last, float("-inf"), score)
-                tl.store(left + token, weight, mask=there)
-                tl.store(ranked + token, score, mask=there)
-            total += tl.sum(weight.to(tl.float64), 0)
-            most, top = tl.max(weight, 0), tl.max(score, 0)
-            heavy_at = tl.where(most > heaviest, first + tl.argmax(weight, 0), heavy_at)
-            best_at = tl.where(top > best, first + tl.argmax(score, 0), best_at)
-            heaviest, best = tl.maximum(heaviest, most), tl.maximum(best, top)
-        tl.debug_barrier()  # another thread may read what one wrote
-        nothing = total < LEAST
-        share = tl.where(nothing, 1.0, total)
-        wanted = tl.load(uniforms + node) * total
-        before, found = tl.zeros((1,), tl.float64), tl.full((1,), 0, tl.int64) + vocabulary
-        to = probs + node * vocabulary
-        for first in range(0, vocabulary, block):
-            token = first + lane
-            there = token < vocabulary
-            weight = tl.load(left + token, mask=there, other=0.0)
-            wide = weight.to(tl.float64)
-            passed = (before + tl.cumsum(wide, 0) > wanted) & (weight > 0)
-            found = tl.minimum(found, tl.min(tl.where(passed, token, vocabulary), 0))
-            before += tl.sum(wide, 0)
-            law = tl.where(nothing, tl.where(token == best_at, 1.0, 0.0), (wide / share).to(tl.float32))
-            tl.store(to + token, law, mask=there)
-        # Rounding may have left none.
-        drawn = tl.where(nothing, best_at, tl.where(found < vocabulary, found, heavy_at))
-        last = tl.max(drawn, 0)
-        tl.store(tokens + node, last)
-        node = tl.load(links + places + node + 1)
 
 
 @triton.jit(do_not_specialize=["n"])

@@ -169,8 +169,8 @@ def draw_children(
     if laws.is_cuda:
         from triforce_chat.engine import kernels
 
-        given = laws, scores, numbers.last[0], shape.links, rows, tokens, probs
-        kernels.draw_children(*given, independent)
+        how = kernels.Drawing(1.0, numbers.last)
+        kernels.draw_children(scores, how, *shape, rows, 0, tokens, probs, independent, laws)
         return
     first, following = shape.links.tolist()
     for row, law, ranked in zip(rows.tolist(), laws, scores, strict=True):

@@ -10,7 +10,7 @@ from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.calibration import FORGET
-from triforce_chat.engine.speculation.cost_model import FIRST, AcceptanceCurve, Average
+from triforce_chat.engine.speculation.cost_model import DISTURBED, FIRST, AcceptanceCurve, Average
 
 TRIALS = (1, 2)  # tokens of the first trials; the very first may have to prepare its sizes
 TRY_AGAIN = 16  # rounds after which a drafter that was not far off is tried again, doubled each time in vain
@@ -84,7 +84,7 @@ class Arm:
     def learn_cost(self, seconds: float, asked: int, made: int, now: int) -> None:
         """Learn what drafting ``made`` tokens cost in round ``now``; ``asked`` were requested."""
         each, usual = seconds / made, self.cost.mean
-        if each < usual / PREPARED:
+        if each < usual / (PREPARED if self.cost.weight > 1 else DISTURBED):
             self.cost.clear()
         elif usual:
             each = min(each, OUTLIER * usual)
@@ -98,6 +98,7 @@ class Arm:
         self.again = self.trials >= len(TRIALS)
         if self.again:
             self.patience *= 2
+            self.cost.fade()
         else:
             self.trials += 1
 
@@ -116,5 +117,5 @@ class Arm:
         self.trials, self.again, self.asked, self.measured_at, self.patience = 0, False, False, 0, TRY_AGAIN
 
     def makes(self, n: int) -> int:
-        """Number of tokens to expect when n are requested."""
-        return max(1, round(n + self.excess.mean))
+        """Number of tokens to expect when n are requested: what long drafts fell short of, short ones need not."""
+        return n + max(0, round(self.excess.mean))

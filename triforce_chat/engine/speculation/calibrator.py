@@ -22,9 +22,10 @@ from triforce_chat.engine.speculation.calibration import (
     Times,
     bucket_of,
 )
-from triforce_chat.engine.speculation.planner import EVERYTHING, Planner
+from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import MOST_GAMMA, Builder, StackOptions
+from triforce_chat.engine.speculation.survey import EVERYTHING
 from triforce_chat.engine.speculation.tree_shapes import Rates
 
 TOKENS = 48  # decoded by a calibration at most

@@ -24,6 +24,9 @@ STALE = 16  # steps of several rows after which older ones of one row count for 
 FIRST = (
     1e-6  # weight of the first measurement of a kind, which may include captures: it counts until the second
 )
+# Something else may slow a machine down, but nothing makes it faster than it is: what took so many times less than
+# expected shows that earlier times were disturbed.
+DISTURBED = 1.25
 
 GUESS = 0.8  # acceptance until verdicts come
 GUESS_WEIGHT = 3.0  # tests that the guess counts for
@@ -98,7 +101,7 @@ class Average:
     def fade(self, most: float = 1.0) -> None:
         """Let all values so far count as at most so many."""
         share = min(1.0, most / self.weight) if self.weight else 1.0
-        self.weight, self.total = share * self.weight, share * self.total
+        self.weight, self.total = min(most, self.weight), share * self.total
 
     def plain(self) -> list[float]:
         """The mean and its weight."""
@@ -141,6 +144,9 @@ class StepTimes:
         self.level = Average(FORGET_TIME)  # seconds of a step of one row, by steps of any size
         self.alone = Average(FORGET_TIME)  # seconds of steps of one row, as they were measured
         self.others = 0  # steps of several rows since the latest of one
+        # Whether a step of several rows was much faster than those of one row had been; more than once, that is no
+        # sign of a disturbed start.
+        self.disproved = False
         self.rows2 = self.product = 0.0  # sums over steps of (rows - 1) squared, and times the excess
         self.seen: set[int] = set()
 
@@ -150,7 +156,12 @@ class StepTimes:
             seconds = min(seconds, 3 * self(rows))
         weight = 1.0 if rows in self.seen else FIRST
         self.seen.add(rows)
-        if self.level.weight >= 1:
+        if not self.disproved and seconds < self.alone.mean / DISTURBED:
+            self.disproved = True
+            self.alone.clear()
+        if seconds < self.level.mean / DISTURBED:
+            self.level.clear()
+        elif self.level.weight >= 1:
             more, excess = rows - 1, seconds / self.level.mean - 1
             self.rows2 = FORGET_SHAPE * self.rows2 + weight * more * more
             self.product = FORGET_SHAPE * self.product + weight * more * excess

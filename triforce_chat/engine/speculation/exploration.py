@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from triforce_chat.engine.speculation.arm import FAR_OFF, NOT_FAR_OFF, TRIALS, TRY_AGAIN, Arm
 from triforce_chat.engine.speculation.cost_model import AcceptanceCurve
+from triforce_chat.engine.speculation.round_times import AT_MOST
 
 if TYPE_CHECKING:
-    from triforce_chat.engine.speculation.planner import Plan, Planner
+    from triforce_chat.engine.speculation.plan import Plan
+    from triforce_chat.engine.speculation.planner import Planner
 
 TRY_AFTER = 3  # rounds before an unmeasured drafter gets its first trial, unless much is expected of it
 # A first trial may lose this share of what its drafter would win in the expected rest of the answer if its drafts were
@@ -27,8 +29,12 @@ DEAR, SOONEST = 0.08, 0.25
 # A drafter that promises to be so many times as fast as plain decoding is tried at once, unless tokens are decoded
 # ahead of the host: how fast that is must be known first.
 ALREADY = 2.0
-RISKED = 0.25  # share of a step that the tokens of a first trial may cost, if they are more than the fewest
+# Share of a step that the tokens of a first trial may cost, if they are more than the fewest. Where one of them costs
+# less than the second share, they may cost a step: then a short trial loses more, as a step could confirm many.
+RISKED, CHEAP = 0.25, 1 / 16
 AHEAD = 2  # tokens of a trial of plain decoding ahead of the host, the first of which waits for its launch
+
+DOUBT = 2.0  # what was measured in an answer's first rounds alone may be so many times slower than it is
 
 Trial = tuple[Arm | None, int]  # who drafts how many tokens; nobody none, to measure plain decoding
 
@@ -85,7 +91,7 @@ class Exploration:
 
     def _first(self, planner: Planner, arm: Arm, best: Plan, most: int, length: int) -> int:
         """Tokens of a trial of an arm that is hardly known; 0 if it has to wait, or is not worth it."""
-        (step, more), forecast = planner.step, arm.forecast(length)
+        (step, more), forecast = planner.times.step(planner.rounds), arm.forecast(length)
         curve = arm.curve if arm.curve.tested else AcceptanceCurve(arm.hope)
         hopes = planner.rates(arm, most, forecast * step, curve)
         hoped = max(hopes, key=hopes.__getitem__)
@@ -93,7 +99,7 @@ class Exploration:
         few, many = first_lengths(min(TRIALS[arm.trials], most), hopes, hoped, each)
         if not planner.may_be_plain:
             return many
-        n = next((n for n in (many, few) if planner.affordable(arm, n, planner.plain_seconds)), 0)
+        n = next((n for n in (many, few) if planner.affordable(arm, n, planner.times.plain_seconds)), 0)
         if best.arm is arm:
             return n
         dear = forecast > 0 and hopes[hoped] * step > ALREADY
@@ -110,14 +116,22 @@ class Exploration:
         if waited <= SOONEST * arm.patience:
             return 0
         n, rate = planner.again(arm, most, best)
-        near = rate > NOT_FAR_OFF * best or waited > FAR_OFF * arm.patience
-        if not near or not planner.affordable(arm, n, planner.plain_seconds):
+        hoped = self._hoped(planner, arm, most) or rate
+        near = hoped > NOT_FAR_OFF * best or waited > FAR_OFF * arm.patience
+        if not near or not planner.affordable(arm, n, planner.times.plain_seconds):
             return 0
         loss = planner.further_loss(arm, n, best)
-        if waited <= arm.patience * min(1.0, loss / (DEAR * planner.step[0])):
+        if waited <= arm.patience * min(1.0, loss / (DEAR * planner.times.step(planner.rounds)[0])):
             return 0
         rest = planner.expected_rest / best if best else math.inf
-        return n if not planner.may_be_plain or self.affords(loss, rest) else 0
+        able = not planner.may_be_plain or self.affords(loss, rest)
+        return n if able or self.worth(loss, planner.expected_rest * (1 / best - 1 / hoped)) else 0
+
+    def _hoped(self, planner: Planner, arm: Arm, most: int) -> float:
+        """What an arm would promise if its first trials were disturbed; 0 if others followed, or there were none."""
+        if not arm.measured or arm.patience > TRY_AGAIN:
+            return 0.0
+        return max(planner.rates(arm, most, arm.cost.mean / DOUBT, arm.curve).values())
 
     def _plain_is_due(self, planner: Planner, best: float) -> bool:
         """Whether plain decoding is to be measured again, which promises less than ``best`` tokens a second.
@@ -125,14 +139,17 @@ class Exploration:
         What it takes is known from rounds without drafts: those with drafts say the same of a slow machine as of dear
         rows. Repeatable plans go by fixed times.
         """
-        seconds, all_ = planner.plain_seconds, planner.sequences
+        seconds, all_ = planner.times.plain_seconds, planner.sequences
         if not (planner.may_be_plain and seconds and best) or planner.investment.unlimited:
             return False
+        if planner.overlaps and planner.times.undrafted.weight < 1:
+            won = planner.expected_rest * (all_ / best - seconds / AT_MOST)
+            return self.worth((1 + AHEAD) * (seconds - all_ / best), won)
         patience = self.plain_patience * (1 if all_ / seconds > NOT_FAR_OFF * best else FAR_OFF)
         if planner.rounds - self.plain_at <= patience:
             return False
         tokens = 1 + AHEAD if planner.overlaps else 1
-        begun = planner.in_a_row > 0
+        begun = planner.times.in_a_row > 0
         return begun or self.affords(tokens * (seconds - all_ / best), planner.expected_rest / best)
 
 
@@ -141,5 +158,5 @@ def first_lengths(few: int, able: Iterable[int], hoped: int, each: float) -> tup
 
     ``each``: a token's cost as a share of a step. ``hoped``: how many tokens would pay if all goes well.
     """
-    longest = min(hoped, RISKED / each)
+    longest = min(hoped, (1.0 if each < CHEAP else RISKED) / each)
     return few, max([few, *(n for n in able if n <= longest)])

@@ -19,6 +19,7 @@ from triforce_chat.engine.kernels_available import kernels_run
 
 ORDERS = 8  # tokens; longer matches count as this long
 LEARN = 0.05  # weight of each new test of a match, once there were many
+CUTOFF = 0.25  # without planning, lookup proposes tokens that are at least this likely to be accepted
 PRIOR_TESTS = 4  # that the starting point counts for
 # How often a match predicts the next token, by its length: measured on summaries and answers of a small chat model
 # about novels and reports. A starting point, which every test updates.

@@ -42,7 +42,9 @@ from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.cost_model import Clock, clock_of
 from triforce_chat.engine.speculation.lookup import Match
-from triforce_chat.engine.speculation.planner import NEVER, Plan, Planner, Wish, rounds_together
+from triforce_chat.engine.speculation.plan import NEVER, Plan
+from triforce_chat.engine.speculation.planner import Planner
+from triforce_chat.engine.speculation.rounds_ahead import Wish, agreed, intended, rounds_together, several
 from triforce_chat.engine.speculation.tree_draft import grafted
 from triforce_chat.engine.speculation.tree_plan import TreePlan
 from triforce_chat.engine.tree import Parents, levels, verified
@@ -272,7 +274,10 @@ class Speculative:
         end = min(end, self.cache.limit + 1)
         if (forced := self._forced(end - seq.known - 1)) is not None:
             return forced
-        return self._choose(seq, end, 0 if self._match(seq) is None or self.found is None else self.found[2])
+        found = 0 if self._match(seq) is None or self.found is None else self.found[2]
+        plan = self._choose(seq, end, found)
+        # A captured tree is whole: a token comes alone where the cache forgets within it.
+        return plan if plan.n <= self.cache.limit - seq.known else Plan(0)
 
     def _choose(self, seq: TokenBuffer, end: int, match: int) -> Plan:
         self.planner.sequences = self.model.sequences
@@ -296,7 +301,7 @@ class Speculative:
 
     def _waited(self, seq: TokenBuffer, plan: Plan, sampler: Sampler) -> tuple[Round, Outcome]:
         if self.ended is not None:
-            self.planner.learn_gap(self.clock.now() - self.ended)
+            self.planner.times.add_gap(self.clock.now() - self.ended)
         if plan.arm and plan.trial:
             plan.arm.tried()
         made = self.round(seq, plan, self._match(seq), sampler)
@@ -340,7 +345,9 @@ class Speculative:
         Each token goes to the next forward without leaving the device; the host reads it while that forward runs. If
         the answer ends early there was one forward too many, which the final rollback discards.
         """
-        before, self.ended, self.planner.in_a_row = self.clock.now(), None, 0
+        before, self.ended, self.planner.times.in_a_row = self.clock.now(), None, 0
+        # What a cache evicts before a forward would be lost to a token that is drawn again.
+        last = min(end, self.cache.limit + 1)
         late = self.found[2] if self.found else 0  # length of the last match that the host knows
         captured = self.captures.count
         coming = self.round(seq, plan, self._match(seq), sampler)
@@ -349,7 +356,7 @@ class Speculative:
             seq.known += 1  # without a draft that much is certain
             following = None
             self.planner.renew(end - seq.known)
-            if seq.known < end and self._choose(seq, end, late).plain:
+            if seq.known < last and self._choose(seq, last, late).plain:
                 following = self.round(seq, plan, coming.following, sampler)
             self.model.before_waiting()
             outcome = coming.read()
@@ -423,9 +430,9 @@ class Speculative:
     def _several_rounds(self, n: int, length: int) -> Plan:
         """The rounds of a proposal: the same for all sequences that propose at the same time."""
         if self.model.captures or not self.planner.plans_together:
-            return self.planner.several(n, length)
+            return several(self.planner, n, length)
         wish = Wish(self.planner, n, length)
-        return self.planner.agreed(*self.model.together(self.cache, "rounds", rounds_together, wish))
+        return agreed(self.planner, *self.model.together(self.cache, "rounds", rounds_together, wish))
 
     def judged(self, proposed: int, accepted: int) -> None:
         """Learn how the last proposal fared one level up; by then the outcomes of its rounds can be read."""
@@ -451,16 +458,16 @@ class Speculative:
         planner, drafter = self.planner, ""
         if outcome.drafted:
             drafter = plan.arm.drafter.name if plan.arm else "schema" if plan.forced else "lookup"
-        plain_ms, measured = 1000 * planner.plain_seconds, planner.plain_is_measured
+        plain_ms, measured = 1000 * planner.times.plain_seconds, planner.times.plain_is_measured
         self.emit(Verified(self.name, outcome.drafted, outcome.accepted, drafter, plain_ms, measured))
 
     # What is captured ahead
 
     def longest(self, length: int, n: int) -> int:
-        return kept(self.planner.intended(n, length), n) if self.unwaited else n
+        return kept(intended(self.planner, n, length), n) if self.unwaited else n
 
     def unprepared(self, length: int, n: int, sampler: Sampler) -> list[Preparation]:
-        plan = self.planner.intended(n, length)
+        plan = intended(self.planner, n, length)
         drafter = self.planner.trees if plan.parents else plan.arm
         return self._lacked(length, drafter, plan.n, sampler) if n else []
 
@@ -474,13 +481,14 @@ class Speculative:
             yield from self._feeding()
         if self.planner.lookup is not None:  # the first call of a kernel loads it
             yield partial(self._find, TokenBuffer.of([0], length, self.model.device))
-        for drafter, n in self.planner.expected_rounds(length, self._most(pool.count if pool else 1)):
+        held = self.cache.kept(length)
+        for drafter, n in self.planner.expected_rounds(held, self._most(pool.count if pool else 1)):
             # What a drafter intends depends on its rank's clock, and all ranks must capture in the same order.
             yield from self._lacked(length, drafter if self.group.size == 1 else None, n, sampler)
         if self.planner.trees is not None:
             yield from self._preparations_of_trees(length, self.planner.trees, sampler)
         for arm in self.planner.arms:
-            if length >= arm.worth_above:
+            if held >= arm.worth_above:
                 yield from arm.drafter.preparations(length, sampler)
 
     def _feeding(self) -> Iterator[Preparation]:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-MAX_GAMMA = (
-    32  # tokens that a level drafts at most per verification; a cache has room for their rest behind its end
-)
+# Tokens that are drafted at most per verification by the target, whose cache has room for their rest behind its end,
+# and per step of the middle level.
+MAX_GAMMA, MAX_DRAFT_GAMMA = 63, 32
 TREES = ("chain", "auto", "sequoia", "specinfer")  # the first drafts no trees
 MAX_DEPTH = 16  # tokens on a tree's longest path
 MAX_TREE = 64  # tokens of a tree: bits of what each of them sees

@@ -15,7 +15,7 @@ from triforce_chat.engine.cache.renumbered import RenumberedCache
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.selection import AttentionMass, MeanKey, MinMaxKey, Policy, Recent
 from triforce_chat.engine.cache.storage import KVBuffer, KVCache, Shape
-from triforce_chat.engine.cache.streaming import HOP, TREE_HOP, StreamingCache
+from triforce_chat.engine.cache.streaming import HOP, LONG_HOP, StreamingCache
 from triforce_chat.engine.cuda_graph import captures_on
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.forward.runner import Runner
@@ -31,9 +31,16 @@ from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.forecast import Step, StepCost
 from triforce_chat.engine.speculation.investment import Investment
 from triforce_chat.engine.speculation.lookup import NgramLookup
-from triforce_chat.engine.speculation.planner import Planner, sizes
+from triforce_chat.engine.speculation.plan import Proposals, sizes
+from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.speculative import Speculative
-from triforce_chat.engine.speculation.stack_specs import MAX_DEPTH, MAX_GAMMA, MAX_TREE, STACKS
+from triforce_chat.engine.speculation.stack_specs import (
+    MAX_DEPTH,
+    MAX_DRAFT_GAMMA,
+    MAX_GAMMA,
+    MAX_TREE,
+    STACKS,
+)
 from triforce_chat.engine.speculation.tree_plan import TreeOptions, TreePlan
 from triforce_chat.errors import UsageError
 
@@ -44,9 +51,10 @@ HEAVY = HEAVY_IN_PLACE, HEAVY_RENUMBERED = "h2o", "streaming-h2o"
 IN_PLACE = ("attention", HEAVY_IN_PLACE)
 
 MOST_GAMMA = 16  # tokens that a planner drafts at most per verification
-STREAMED_GAMMA = 32  # tokens, if every verification streams keys and values, or weights, from host memory
-COPY_GAMMA = 63  # tokens there, if a level over a quantized copy of them drafts: few are rejected
-AHEAD = 256  # slots of a retrieval cache for what a level over such a copy has confirmed until the next build
+# Tokens, if every verification streams keys and values, or weights, from host memory: with one more, a power of two.
+STREAMED_GAMMA = 63
+LONG = Proposals(most=128, spare=1)  # of the middle level there
+AHEAD = 256  # slots of a retrieval cache for what a level over a quantized copy has confirmed until the next build
 STREAMED_STRIDE = 16  # new tokens between builds of the retrieval cache there, as builds cost next to nothing
 MOST_DRAFT_GAMMA = 8  # tokens that a planner drafts at most per step of the middle level
 PARTS = (1, 2, 4)  # tokens of a draft model's graphs where drafts of many lengths are planned
@@ -64,6 +72,8 @@ class StackOptions:
     middle: str = "auto"  # weights of the middle level: "full", "int8", or "auto" for 8 bits if there is room
     repeatable: bool = False  # plan by measured times that never change, not by the clock
     tree: TreeOptions | None = None  # that the draft model drafts; None: chains
+    # Whether the memory plan has room for the long proposals that pay where keys and values are in host memory.
+    streams: bool = False
 
     @property
     def copies(self) -> bool:
@@ -73,7 +83,7 @@ class StackOptions:
     @property
     def hop(self) -> int:
         """Tokens by which the draft model's window grows before it is read again."""
-        return HOP if self.tree is None else TREE_HOP
+        return HOP if self.tree is None and not self.streams else LONG_HOP
 
 
 class Builder:
@@ -106,9 +116,12 @@ class Builder:
     def check(self) -> None:
         """Raise UsageError if the stack cannot be built; every rank finds that out by itself."""
         name, makers = self.options.name, self.makers()
-        for what, drafted in (("gamma", self.options.gamma), ("draft-gamma", self.options.draft_gamma)):
-            if drafted is not None and not 1 <= drafted <= MAX_GAMMA:
-                raise UsageError(f"{what} must be from 1 to {MAX_GAMMA} tokens, not {drafted}")
+        fixed = self.options.gamma, self.options.draft_gamma
+        for what, drafted, most in zip(
+            ("gamma", "draft-gamma"), fixed, (MAX_GAMMA, MAX_DRAFT_GAMMA), strict=True
+        ):
+            if drafted is not None and not 1 <= drafted <= most:
+                raise UsageError(f"{what} must be from 1 to {most} tokens, not {drafted}")
         if name not in makers:
             raise UsageError(f"no stack '{name}'; choose one of {', '.join(makers)}")
         if name == "naive" and self.draft is None:
@@ -143,8 +156,11 @@ class Builder:
             raise UsageError(
                 f"--tree {tree.kind} needs captured forwards on a GPU, which these models do not have"
             )
-        if on_gpu and self.full.evicts:
-            raise UsageError(f"--tree {tree.kind} drafts no trees on a GPU with --endless, so far")
+        if on_gpu and self.full.weighs:
+            raise UsageError(
+                f"--tree {tree.kind} drafts no trees on a GPU where --endless goes by attention: choose --endless "
+                "streaming"
+            )
         if self.options.name == "triforce" and self.options.policy in (*IN_PLACE, *HEAVY):
             raise UsageError(
                 f"--tree {tree.kind} needs the middle level's keys and values in one place: not with "
@@ -180,8 +196,8 @@ class Builder:
         # Several sequences share the reading of the weights already; streamed ones take as long at any level.
         if self.target.gathering is None and self.target.streamed is None:
             level, step = self.middle_level()
-            # In shorter histories the middle level would read nearly as much as the target itself.
-            worth_above = 2 * self.options.budget.tokens
+            # In shorter histories the middle level would read nearly as much as the target itself, unless that streams.
+            worth_above = 0 if self.full.storage.streams else 2 * self.options.budget.tokens
             arms = [Arm(level, worth_above, share(step, self.plain_step), LEVEL_HOPE), *arms]
         return self.top(
             Planner(arms, lookup, most=self.most, group=self.group, investment=self.investment, row=self.row)
@@ -252,9 +268,7 @@ class Builder:
     @property
     def most(self) -> int:
         """Largest number of tokens per verification; longer drafts pay if verifications are expensive."""
-        if self.options.gamma or not self.streamed:
-            return self.options.gamma or MOST_GAMMA
-        return COPY_GAMMA if self.options.copies else STREAMED_GAMMA
+        return self.options.gamma or (STREAMED_GAMMA if self.streamed else MOST_GAMMA)
 
     @property
     def row(self) -> float:
@@ -312,6 +326,8 @@ class Builder:
         lookup = NgramLookup() if looks_up else None
         own = self.group, self.investment, self.row_on_device, trees
         planner = Planner(arms, lookup, gamma, MOST_DRAFT_GAMMA, True, *own)
+        if self.options.streams:
+            planner.proposals = LONG
         self.planners["retrieval"] = planner
         self.caches.append(cache)
         return Speculative("retrieval", self.proposer(), cache, planner, self.emit, self.group)
@@ -358,21 +374,27 @@ class Builder:
 
     def retrieval(self) -> RetrievalCache | InPlaceCache:
         policy, seeded = self.options.policy, self.options.repeatable
-        return retrieval_cache(self.target, self.full, self.budget, policy, self.emit, self.buffer, seeded)
+        early = self.options.streams
+        return retrieval_cache(
+            self.target, self.full, self.budget, policy, self.emit, self.buffer, seeded, early
+        )
 
     def streaming(self) -> RetrievalCache:
         return self.small(Recent())
 
     def small(self, policy: Policy) -> RetrievalCache:
-        return RetrievalCache(self.full, self.budget, policy, self.emit, self.buffer)
+        return RetrievalCache(self.full, self.budget, policy, self.emit, self.buffer, self.options.streams)
 
     @property
     def budget(self) -> Budget:
-        own = retrieval_budget(self.options)
-        planned = self.options.gamma is None  # otherwise nothing may depend on how much memory is free
+        own, options = retrieval_budget(self.options), self.options
+        # With a fixed length that no memory plan knows of, nothing may depend on how much memory is free.
+        if not (self.streamed and (options.streams or options.gamma is None)):
+            return own
         # What is chosen is copied while its layer is on the device for the verification: nothing more crosses the bus.
-        stride = 1 if self.options.policy == "attention" else STREAMED_STRIDE
-        return replace(own, stride=min(own.stride, stride)) if self.streamed and planned else own
+        stride = min(own.stride, 1 if options.policy == "attention" else STREAMED_STRIDE)
+        # What the stride leaves, long proposals need.
+        return replace(own, stride=stride, scratch=own.scratch + own.stride - stride)
 
 
 def share(each: Step, step: Step) -> Step:
@@ -414,11 +436,12 @@ def retrieval_cache(
     emit: Callable[[Event], None],
     buffer: Callable[[Shape, int], KVBuffer] = KVBuffer,
     repeatable: bool = False,
+    early: bool = False,
 ) -> RetrievalCache | InPlaceCache:
     """Of a policy; attention selects in place where a forward is of one sequence over keys that lie together.
 
     ``repeatable``: the same tokens come of it whether documents were prefilled or recalled from the disk, which brings
-    no attention: so prefills do not count.
+    no attention: so prefills do not count. ``early``: see ``RetrievalCache``.
     """
     check_policy(policy, target)
     slot = full.storage.slot(0)
@@ -427,7 +450,7 @@ def retrieval_cache(
     layered = target.device.type == "cpu" and not target.places_on_device
     if policy not in (*IN_PLACE, *HEAVY) or not together or not (weighs or layered):
         # Of a prefix that sequences share, no sequence sees the attention: the latest queries' has to do.
-        return RetrievalCache(full, budget, POLICIES.get(policy, AttentionMass)(), emit, buffer)
+        return RetrievalCache(full, budget, POLICIES.get(policy, AttentionMass)(), emit, buffer, early)
     heavy = replace(budget, chunk=1, tail=budget.tokens // 2)
     if policy == HEAVY_RENUMBERED:
         return RenumberedCache(full, heavy, emit, target.frequencies, not repeatable, buffer)

@@ -89,45 +89,75 @@ def growth(parents: Parents, widths: Widths, n: int) -> Growth:
     return Growth(*family(parents, n, len(widths)), torch.tensor(rows), bits(seen))
 
 
+class Draws(NamedTuple):
+    """By what the tokens of a tree are drawn: without replacement, or independently of one another.
+
+    ``forced`` [d]: the tokens that take the place of those drawn at each depth, as of ``verify_tree``; the
+    distributions stay as they are.
+    """
+
+    op: Verification
+    answer: PenaltyContext | None
+    numbers: Uniforms
+    independent: bool
+    forced: Tensor | None
+    vocabulary: int
+
+
+# Draws the children of a level's rows, given its depth, which of all rows they are, the logits [m, V] after them, and
+# the tokens [n] and distributions [n, V] so far.
+Draw = Callable[[int, slice, Tensor, Tensor, Tensor], None]
+
+
+def by_kernels(how: Growth, by: Draws) -> Draw:
+    """Three kernels draw a level's children where operations launch up to 35; without filters."""
+    from triforce_chat.engine import kernels
+
+    sampling, numbers = by.op.sampling, by.numbers.last
+    since = None if by.answer is None else kernels.since_written(*by.answer, by.vocabulary)
+    forced = None if by.forced is None else by.forced[None]
+    drawing = kernels.Drawing(sampling.temperature, numbers, sampling.repetition_penalty, since, forced)
+
+    def draw(depth: int, level: slice, logits: Tensor, tokens: Tensor, probs: Tensor) -> None:
+        shape = how.links, how.lines, how.rows[level]
+        kernels.draw_children(logits, drawing, *shape, depth, tokens, probs, by.independent)
+
+    return draw
+
+
+def by_operations(how: Growth, by: Draws) -> Draw:
+    random, sampling = by.op.randomness(by.numbers), by.op.sampling
+
+    def draw(_: int, level: slice, logits: Tensor, tokens: Tensor, probs: Tensor) -> None:
+        rows = how.rows[level]
+        lines = how.lines[rows.clamp_min(0)]
+        scores = penalized_paths(logits, by.answer, tokens, lines, sampling.repetition_penalty)
+        laws = warp(scores, sampling, by.op.candidates)[0]
+        given = random, by.numbers, how.family, rows, tokens, probs, by.independent
+        draw_children(laws, scores.clone(memory_format=torch.contiguous_format), *given)
+        if by.forced is not None:
+            tokens.copy_(imposed(by.forced[how.deep], tokens))
+
+    return draw
+
+
 def grown(
-    how: Growth,
-    widths: Widths,
-    feed_level: Callable[[int, Tensor], Tensor],
-    op: Verification,
-    answer: PenaltyContext | None,
-    numbers: Uniforms,
-    independent: bool,
-    forced: Tensor | None = None,
+    how: Growth, widths: Widths, feed_level: Callable[[int, Tensor], Tensor], by: Draws
 ) -> tuple[Tensor, Tensor]:
     """Draw the tokens [n] of a tree and their distributions [n, V], by one forward for each level that has children.
 
     ``feed_level`` returns the logits [m, V] after a level's rows, whose ids [m] it is given; at the root's there are
-    none. Children are drawn without replacement, or independently of one another. ``forced`` [d]: the tokens that take
-    the place of those drawn at each depth, as of ``verify_tree``; the distributions stay as they are.
+    none.
     """
-    n, random = len(how.lines) - 1, op.randomness(numbers)
-    tokens = how.rows.new_zeros(n)
+    tokens, nodes = how.rows.new_zeros(len(how.lines) - 1), (how.rows - 1).clamp_min(0)
+    draw = (by_kernels if by.op.draws_by_kernels and tokens.is_cuda else by_operations)(how, by)
     probs: Tensor | None = None
     for depth, (first, last) in enumerate(pairwise((0, *accumulate(widths)))):
-        rows = how.rows[first:last]
-        logits = feed_level(depth, tokens[(rows - 1).clamp_min(0)])
-        lines = how.lines[rows.clamp_min(0)]
-        scores = penalized_paths(logits, answer, tokens, lines, op.sampling.repetition_penalty)
-        laws = warp(scores, op.sampling, op.candidates)[0]
-        probs = laws.new_zeros(n, laws.shape[1]) if probs is None else probs
-        draw_children(
-            laws,
-            scores.clone(memory_format=torch.contiguous_format),
-            random,
-            numbers,
-            how.family,
-            rows,
-            tokens,
-            probs,
-            independent,
-        )
-        if forced is not None:
-            tokens.copy_(imposed(forced[how.deep], tokens))
+        logits = feed_level(depth, tokens[nodes[first:last]])
+        if probs is None:
+            kind = torch.promote_types(logits.dtype, torch.float32)
+            probs = logits.new_empty(len(tokens), by.vocabulary, dtype=kind)
+        draw(depth, slice(first, last), logits, tokens, probs)
     assert probs is not None
     return tokens, probs
 
@@ -155,8 +185,9 @@ def grow(
     sampler.fill(numbers)
     answer = sampler.penalty_context(seq, drafter.nothing)
     forced = seq.read_forced(len(widths))
-    how = growth(parents, widths, n), widths, feed_level, sampler.op, answer, numbers, independent
-    tokens, probs = grown(*how, None if forced is None else forced[0])
+    forced = None if forced is None else forced[0]
+    by = Draws(sampler.op, answer, numbers, independent, forced, model.vocabulary)
+    tokens, probs = grown(growth(parents, widths, n), widths, feed_level, by)
     cache.truncate(seq.known)
     return Draft(tokens[None], probs[None], parents=parents, independent=independent)
 

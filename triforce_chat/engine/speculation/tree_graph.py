@@ -34,7 +34,7 @@ from triforce_chat.engine.sampling.ops import PenaltyContext, Uniforms
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.stack_specs import MAX_TREE
-from triforce_chat.engine.speculation.tree_draft import Growth, Widths, grown, growth, widths_of
+from triforce_chat.engine.speculation.tree_draft import Draws, Growth, Widths, grown, growth, widths_of
 from triforce_chat.engine.tree import Parents, levels
 
 KEPT = 24  # graphs
@@ -128,7 +128,7 @@ class TreeGraph:
         pool: Callable[[], Any],
     ) -> None:
         self.forward, self.widths, self.op, self.independent = forward, widths, op, independent
-        device, fed = nothing.tokens.device, len(widths) + 1
+        device, fed, self.vocabulary = nothing.tokens.device, len(widths) + 1, nothing.probs.shape[-1]
         with torch.inference_mode(False):  # otherwise they could only be written to in inference mode
             self.ids = torch.zeros(1, fed, dtype=torch.long, device=device)
             self.how = Growth(*(each.to(device, copy=True) for each in how))
@@ -188,5 +188,5 @@ class TreeGraph:
             masks = self.how.masks[1 + first : 1 + last]
             return self.forward.branch(ids, root + 1 + first, root, depth, masks)
 
-        given = self.op, self.penalty, self.numbers, self.independent, self.forced
-        return grown(self.how, self.widths, feed_level, *given)
+        given = self.op, self.penalty, self.numbers, self.independent, self.forced, self.vocabulary
+        return grown(self.how, self.widths, feed_level, Draws(*given))

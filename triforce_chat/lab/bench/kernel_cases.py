@@ -23,7 +23,7 @@ from triforce_chat.engine.cache.quantized import NEWEST
 from triforce_chat.engine.cache.quantized_copy import COPY_BITS, LATEST
 from triforce_chat.engine.cache.selection import best
 from triforce_chat.engine.cache.storage import GRAIN, KVBuffer, KVView, QuantizedGroups, Shape
-from triforce_chat.engine.cache.streaming import HOP
+from triforce_chat.engine.cache.streaming import HOP, LONG_HOP
 from triforce_chat.engine.cuda_graph import ForwardInputs
 from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.forward.attention import causal_attention
@@ -37,6 +37,8 @@ from triforce_chat.engine.kernels.quantized_weight import Codes, WeightFormat
 from triforce_chat.engine.sampling.executor import SamplerInputs, Verification
 from triforce_chat.engine.sampling.ops import CANDIDATES, Uniforms
 from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.speculation.tree_draft import Draws, Growth, by_kernels, by_operations, growth
+from triforce_chat.engine.tree import ROOT
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPE = torch.bfloat16
@@ -87,6 +89,8 @@ DRAFTS: dict[str, dict[str, int]] = {
         "num_attention_heads": 2,
     },
 }
+WIDTHS = (1, 2, 4, 8, 16)  # of a tree's level
+CHILDREN = 2  # of each of its tokens
 LAYERS = 32  # of the big models
 GATHERED = 4  # layers that are gathered at once: all of a big model's would fill the device
 TINY = ((Model("tiny", 32, 4, 2, 16, 48),), (70,), (1, 3), Budget(tokens=32, sinks=8, tail=8))
@@ -106,6 +110,7 @@ SECTIONS = (
     "sweep-quantized",
     "token",
     "draft",
+    "level",
     "score",
     "gather",
 )
@@ -721,12 +726,51 @@ def draft_cases(name: str, n: int, temperature: float) -> Iterator[Case]:
     yield Case("drafted token: usual", label, size, copies, plain)
 
 
+def level_cases(name: str, width: int, temperature: float) -> Iterator[Case]:
+    """A level of a drafted tree: a forward of its tokens and the draw of their children, as of ``draft_cases``."""
+    model = LlamaForCausalLM(LlamaConfig(**DRAFTS[name])).to(DEVICE, DTYPE)
+    shape, vocabulary = Shape.of(model.config, DTYPE, DEVICE), model.config.vocab_size
+    decoder, storage = Decoder(model, shape), KVBuffer(shape, SINKS + WINDOW + LONG_HOP)
+    quick, usual = small_decoder(decoder, storage), ForwardGraphs(decoder, DEVICE).forward(storage.slot(0))
+    parents = (*width * (ROOT,), *(node for node in range(width) for _ in range(CHILDREN)))
+    n, rows = len(parents), slice(1, 1 + width)
+    how = Growth(*(each.to(DEVICE) for each in growth(parents, (1, width), n)))
+    numbers = Uniforms(torch.empty(1, 0, device=DEVICE), torch.rand(1, n, dtype=torch.float64, device=DEVICE))
+    by = Draws(Verification(Sampling(temperature), CANDIDATES), None, numbers, False, None, vocabulary)
+    few, many, level = by_kernels(how, by), by_operations(how, by), kernels.Level(how.masks[rows], 0, 1)
+    steps = torch.zeros(width, dtype=torch.long, device=DEVICE)
+
+    def made() -> Drafted:
+        ids, tokens = torch.randint(vocabulary, (2, n), device=DEVICE)
+        place = torch.full((2,), DRAFTED_AT, device=DEVICE)
+        return Drafted(ids[:width], place, numbers.last, tokens, torch.empty(n, vocabulary, device=DEVICE))
+
+    def run(each: Drafted) -> Tensor:
+        assert quick
+        few(1, rows, quick(each.ids, each.place, 1, None, level), each.tokens, each.probs)
+        return each.probs
+
+    def plain(each: Drafted) -> Tensor:
+        place = each.place + 1
+        inputs = ForwardInputs(each.ids, place[:1], place[1:], steps, masks=level.masks, origin=place[:1])
+        many(1, rows, usual(inputs)[0], each.tokens, each.probs)
+        return each.probs
+
+    size = decoder.matrix_numbers * DTYPE.itemsize + DRAFTED_AT * shape.bytes_per_token
+    label, copies = f"{name} width={width} T={temperature:g}", [made() for _ in range(2)]
+    if quick:
+        yield Case("level of a tree", label, size, copies, run)
+    yield Case("level of a tree: usual", label, size, copies, plain)
+
+
 def cases(tiny: bool, sections: Sequence[str]) -> Iterator[Callable[[], Iterator[Case]]]:
     """Makers of the sections' cases; each makes its buffers only when it is called."""
     makers = [*_plain_cases(*TINY)] if tiny else [*_plain_cases(MODELS, LENGTHS, TOKENS, BUDGET), *_sweeps()]
     few, of, words = ((1,), TINY[0][0], 64) if tiny else (FEW, MODELS[1], QUANTIZED_VOCABULARY)
     drafts = product(("tiny",) if tiny else ("small", "llama-68m"), (1, 5), (0.0, 0.6))
     makers += [("draft", partial(draft_cases, *each)) for each in drafts]
+    leveled = product(("tiny",), (2,), (0.6,)) if tiny else product(("small",), WIDTHS, (0.0, 0.6))
+    makers += [("level", partial(level_cases, *each)) for each in leveled]
     makers += [("quantized", partial(quantized_cases, of, n, words)) for n in few]
     order = {section: at for at, section in enumerate(sections)}
     for _, maker in sorted((each for each in makers if each[0] in order), key=lambda each: order[each[0]]):

@@ -27,7 +27,7 @@ PHASES: tuple[tuple[type, str, Callable[[Any], str], Callable[[Any], int]], ...]
     (DraftModel, "propose", lambda _: LEVEL + "draft", len),
     (NgramLookup, "find", lambda _: LEVEL + "lookup", lambda _: 0),
     (Planner, "choose", lambda _: LEVEL + "planner", lambda _: 0),
-    (Planner, "several", lambda _: LEVEL + "planner", lambda _: 0),
+    (Speculative, "_several_rounds", lambda _: LEVEL + "planner", lambda _: 0),
     (SelfAttention, "mixed", lambda _: PART + ATTENTION, lambda _: 0),
     (Sampler, "run", lambda _: PART + SAMPLING, lambda _: 0),
     (RetrievalCache, "on_layer", lambda _: PART + RETRIEVAL, lambda _: 0),

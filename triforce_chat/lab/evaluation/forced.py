@@ -10,8 +10,7 @@ from torch import Tensor
 from triforce_chat.engine.cache.storage import KVCache
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.forward.runner import Forward
-from triforce_chat.engine.speculation.lookup import NgramLookup, longest_match
-from triforce_chat.engine.speculation.planner import CUTOFF
+from triforce_chat.engine.speculation.lookup import CUTOFF, NgramLookup, longest_match
 
 
 def forced(model: Forward, cache: KVCache, history: Tensor, n: int) -> Tensor:

@@ -23,7 +23,8 @@ from triforce_chat.lab.training.course import Course, Log, Optimizer
 from triforce_chat.lab.training.lessons import Batch, Lessons
 from triforce_chat.lab.training.students import BuiltOnTarget, StandAlone, Student
 from triforce_chat.models.draft_vocabulary import FILE, DraftVocabulary, read_draft_vocabulary
-from triforce_chat.models.load import LoadedModel, vocabulary_hash
+from triforce_chat.models.load import LoadedModel
+from triforce_chat.models.tokenizer import vocabulary_hash
 
 SLICE, TEST_SLICE = 8192, 2048  # positions whose logits exist at a time
 SAVE_EVERY, TEST_EVERY = 1000, 250  # steps

@@ -23,7 +23,8 @@ from triforce_chat.lab.training.draft import DraftRecipe, DraftTraining, Taught,
 from triforce_chat.lab.training.lessons import Lessons, Teacher
 from triforce_chat.lab.training.ranks import ALONE, Ranks
 from triforce_chat.lab.training.selfchat import Row, document_chats, everyday_chats, short_chats
-from triforce_chat.models.load import LoadedModel, vocabulary_hash
+from triforce_chat.models.load import LoadedModel
+from triforce_chat.models.tokenizer import vocabulary_hash
 
 TEXT = 8192  # tokens of running text
 

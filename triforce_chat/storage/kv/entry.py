@@ -18,7 +18,8 @@ from typing import Any, BinaryIO
 
 ALIGNMENT = 64  # bytes; the header is padded to it
 MAX_HEADER = 1 << 20  # bytes
-READERS = 2  # threads: one copies and checks while another waits for the disk
+# Threads of two cores or fewer, and at most: one copies and checks while others wait for the disk.
+FEWEST_READERS, MOST_READERS = 2, 8
 SEAL = '{"__metadata__":{"seal":"%08x",'  # every header begins with its own checksum
 
 
@@ -67,7 +68,8 @@ def load(path: Path, expected: EntryHeader, take: Callable[[int, memoryview], No
     The file must match the key, shape and dtype of ``expected``. Raises CorruptEntry and OSError; some parts may have
     been passed on before.
     """
-    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(READERS) as pool:
+    readers = min(MOST_READERS, max(FEWEST_READERS, (os.cpu_count() or 1) // 2))
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(readers) as pool:
         header, sums = _read_header(file)
         if (header.key, header.shape, header.dtype) != (expected.key, expected.shape, expected.dtype):
             raise CorruptEntry("another entry")
@@ -75,13 +77,13 @@ def load(path: Path, expected: EntryHeader, take: Callable[[int, memoryview], No
 
         def read(first: int) -> None:
             part = memoryview(bytearray(header.part_bytes))
-            for n in range(first, header.parts, READERS):
+            for n in range(first, header.parts, readers):
                 size = os.preadv(file.fileno(), [part], start + n * header.part_bytes)
                 if size != header.part_bytes or zlib.crc32(part) != sums[n]:
                     raise CorruptEntry("keys or values")
                 take(n, part)
 
-        for _ in pool.map(read, range(READERS)):
+        for _ in pool.map(read, range(readers)):
             pass
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor
 
 from triforce_chat import __version__
 from triforce_chat.engine.forward.quantized import QuantizedLayer
-from triforce_chat.models.load import vocabulary_hash
+from triforce_chat.models.tokenizer import vocabulary_hash
 
 LAYOUT = 1  # version of the entries' format and meaning; a new number invalidates all stored ones
 ROW = 1024  # 64-bit integers per row that is summed
@@ -47,7 +47,7 @@ def _settings(model: Any) -> dict[str, Any]:
         "dtype": model.dtype,
         "device": model.device.type,
         "processor": _processor(model.device),
-        "versions": [__version__, torch.__version__, transformers.__version__],
+        "versions": [__version__, torch.__version__, version("transformers")],
     }
 
 
