@@ -107,6 +107,7 @@ def test_a_touched_but_equal_file_is_hashed_once(folder: Path, monkeypatch: pyte
         "",
         "[]",
         "null",
+        "[" * 200_000,
         json.dumps({"format": model_cache.FORMAT, "source": SOURCE, "files": {}}),
         json.dumps({"format": model_cache.FORMAT, "source": SOURCE, "files": {"weights": {"size": 1}}}),
         json.dumps({"format": model_cache.FORMAT + 1, "source": SOURCE, "files": {"weights": {}}}),

@@ -26,6 +26,8 @@ LOCK = ".lock"  # suffix of the file beside a folder that the process which buil
 SMALL_BYTES = 16 << 20  # smaller files are hashed at every start; 16 MiB take about 50 ms
 
 Build = Callable[[Path], None]  # fills an empty folder; may put scratch files beside it
+# What reading a damaged manifest may raise; the last one, if it is nested deeply.
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 class CacheUnusable(ModelError):
@@ -68,7 +70,7 @@ def is_intact(folder: Path, source: str) -> bool:
         records = _read_manifest(folder, source)
         if not all(_matches(folder / name, record) for name, record in records.items()):
             return False
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except UNREADABLE:
         return False
     _update_times(folder, source, records)
     return True
@@ -93,7 +95,7 @@ def damaged_files(folder: Path, source: str) -> list[str]:
     """Names of files that do not match the manifest, hashing all of them; the manifest itself if it is invalid."""
     try:
         records = _read_manifest(folder, source)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except UNREADABLE:
         return [MANIFEST]
     return [name for name, record in records.items() if not _hash_matches(folder / name, record)]
 
