@@ -117,8 +117,8 @@ def load_model(
     multiplied, what the file is converted into is kept in the cache. ``note`` receives the reason if one of these is
     impossible. ``before_weights`` gets the tokenizer, and may refuse the rest. With ``settle`` weights are read into
     main memory, or those that keep their format onto the device layer by layer, from where it moves each layer to its
-    place. Nothing is written to the screen. Raises ModelError for a
-    model that cannot be found, read or run, and OutOfMemory if it does not fit.
+    place. Nothing is written to the screen. Raises ModelError for a model that cannot be found, read or run, and
+    OutOfMemory if it does not fit.
     """
     source = resolve(name, report=report)
     if tokenizer is None:

@@ -96,6 +96,15 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found.float(), expected.float(), atol=tolerance, rtol=0)
 
 
+def assert_stored(mine: KVBuffer, theirs: KVBuffer, slot: int, n: int) -> None:
+    """That n tokens are stored from ``slot`` on, and nothing behind them."""
+    for found, expected in ((mine.keys, theirs.keys), (mine.values, theirs.values)):
+        new = slice(slot, slot + n)
+        assert_close(found[:, :, new], expected[:, :, new])
+        assert torch.equal(found[:, :, slot + n :], expected[:, :, slot + n :])
+        found.copy_(expected)  # so that differences do not add up
+
+
 @pytest.mark.parametrize("dtype", [*TOLERANCE])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_forwards_of_few_tokens_say_and_store_the_same(sizes: dict[str, Any], dtype: torch.dtype) -> None:
@@ -106,11 +115,7 @@ def test_forwards_of_few_tokens_say_and_store_the_same(sizes: dict[str, Any], dt
         ids = torch.randint(0, 48, (n,), generator=generator).to(DEVICE)
         place = torch.tensor([slot - 2, slot + 5], device=DEVICE)
         assert_close(quick(ids, place, 2), usual(decoder, theirs, ids, slot, slot + 7))
-        for found, expected in ((mine.keys, theirs.keys), (mine.values, theirs.values)):
-            new = slice(slot, slot + n)
-            assert_close(found[:, :, new], expected[:, :, new])
-            assert torch.equal(found[:, :, slot + n :], expected[:, :, slot + n :])
-            found.copy_(expected)  # so that differences do not add up
+        assert_stored(mine, theirs, slot, n)
 
 
 def masks_of(n: int, before: int, generator: torch.Generator) -> Tensor:
@@ -138,11 +143,7 @@ def test_levels_of_trees_say_and_store_the_same(sizes: dict[str, Any], dtype: to
         place, step = torch.tensor([slot, slot + 7], device=DEVICE), root + 1 + before
         found = quick(ids, place, step, None, level)
         assert_close(found, usual_level(decoder, theirs, ids, place, step, level))
-        for part, expected in ((mine.keys, theirs.keys), (mine.values, theirs.values)):
-            new = slice(slot + step, slot + step + n)
-            assert_close(part[:, :, new], expected[:, :, new])
-            assert torch.equal(part[:, :, slot + step + n :], expected[:, :, slot + step + n :])
-            part.copy_(expected)
+        assert_stored(mine, theirs, slot + step, n)
 
 
 @pytest.mark.parametrize("bit", [0, 2, 6, 9])
