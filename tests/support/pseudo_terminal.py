@@ -13,6 +13,7 @@ import sys
 import termios
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -89,9 +90,11 @@ class Terminal:
     def leave(self) -> int:
         """Press Ctrl-D until the program ends; between two prompts nobody listens to one."""
         end = time.monotonic() + PATIENCE
+        os.set_blocking(self._terminal, False)
         while self._process.poll() is None:
             assert time.monotonic() < end, f"it did not end: {self._fresh[-2000:]!r}"
-            self.send(CTRL_D)
+            with suppress(OSError):  # just now closed by the program: a write may fail, or else wait for ever
+                self.send(CTRL_D)
             self._read(0.5)
         return self.close()
 
