@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -21,12 +22,13 @@ import support.documents  # noqa: F401 (keeps the original of what a fixture her
 from support.labs import ARCHITECTURES, Lab
 from support.places import TESTS
 
-from triforce_chat.cache_folder import CACHE_VARIABLE
+from triforce_chat.cache_folder import CACHE_VARIABLE, cache_folder
 from triforce_chat.documents import apart, child
 from triforce_chat.engine.cpu_kernels import compiled
+from triforce_chat.errors import ModelError
 from triforce_chat.loading import device
-from triforce_chat.models import kept_files
-from triforce_chat.settings.paths import models_folder
+from triforce_chat.models.packed import SMOLLM2_135M
+from triforce_chat.models.registry import resolve
 
 # Programs that tests start import the same helpers.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -50,15 +52,19 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_readings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What transformers reads of tiny models is not kept among that of the user's models."""
-    own = tmp_path_factory.mktemp("readings")
-
-    def folder() -> Path:
-        return models_folder() if os.environ.get(CACHE_VARIABLE) else own
-
+def own_cache(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Neither tests nor programs that they start leave anything in the user's cache but what takes long to make."""
+    users, own = cache_folder(), tmp_path_factory.mktemp("cache")
+    if any(item.get_closest_marker("model") for item in request.session.items):
+        with suppress(ModelError):  # the tests will say so
+            resolve("small")
+    (users / "kernels").mkdir(parents=True, exist_ok=True)
+    for name in ("kernels", f"models/{SMOLLM2_135M.model}"):
+        if (users / name).is_dir():
+            (own / name).parent.mkdir(exist_ok=True)
+            (own / name).symlink_to(users / name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_files, "models_folder", folder)
+        patch.setenv(CACHE_VARIABLE, str(own))
         yield
 
 

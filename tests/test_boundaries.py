@@ -128,7 +128,7 @@ def test_importing_the_commands_loads_nothing_heavy() -> None:
         ".settings",
         *(f".settings.{name}" for name in ("options", "settings", "sizes", "specification", "umask")),
     ]
-    ends = ("", ".errors", *sampling, *stacks, *eviction, *settings)
+    ends = ("", ".errors", ".suggestions", *sampling, *stacks, *eviction, *settings)
     assert package - own == {f"triforce_chat{end}" for end in ends}
 
 

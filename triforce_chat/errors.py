@@ -83,3 +83,9 @@ class Interrupted(TriforceError):
     """The user pressed Ctrl-C."""
 
     exit_code = INTERRUPTED
+
+
+def reason_of(error: OSError) -> str:
+    """A system's error in one line, with the file that it is about."""
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason

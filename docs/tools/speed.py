@@ -29,7 +29,7 @@ LONG = 124_928
 SAME_TEXT = (
     *("large", "medium", "large-draft", "large-7b-contexts", "large-8b", "large-13b", "large-offload"),
     *("small-same", "small-offload", "small-offload-attention"),
-    *("penalty-same", "8b-same", "four-bits-8b-131000"),
+    *("penalty-same", "8b-same", "8b-same-later", "four-bits-8b-131000"),
 )
 PEER = "llama.cpp"
 PEERS = (
@@ -882,9 +882,17 @@ TABLES = {
     "trees-short": partial(trees_short, "h200-trees-short"),
     "trees-short-13b": partial(trees_short, "h200-trees-short-13b"),
     "weights-34b": partial(by_setting, "tree", "h200-weights-34b"),
+    "weights-34b-large-trees": partial(by_setting, "tree`, `--tree-size", "h200-weights-34b-large-trees"),
+    "four-bits-34b": partial(by_setting, "tree`, `--tree-size", "h200-four-bits-34b"),
+    "four-bits-34b-16gb": partial(by_setting, "tree`, `--tree-size", "h200-four-bits-34b-16gb"),
+    "batch-trees": partial(batches, "h200-batch-trees-7b"),
     "offload-drafts": partial(offload_int4, "h200-offload-drafts"),
     "small-offload-mean": partial(offload_int4, "h200-small-offload-mean"),
     "trees-sizes": partial(trees_sizes, "h200-trees-sizes"),
+    "trees-best": partial(trees_short, "h200-trees-best"),
+    "trees-penalty": partial(by_setting, "tree", "h200-trees-penalty"),
+    "trees-penalty-8b": partial(by_setting, "tree", "h200-trees-penalty-8b"),
+    "four-bits-7b-131000": partial(offload_int4, "h200-four-bits-7b-131000"),
     "card": card,
     "contexts": contexts,
     "stacks": stacks,

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from support.chat_sessions import ScriptedDecoder, TinySession, book
+from support.documents import opened
 
 from triforce_chat.chat.citations import check_quotes
 from triforce_chat.chat.denial import is_denial, standing
 from triforce_chat.chat.events import Sourced, Tally
 from triforce_chat.chat.repetition import SPAN, goes_in_circles
+from triforce_chat.documents import Document, Page
 from triforce_chat.documents.sentences import spans
 from triforce_chat.engine.engine import Engine
 from triforce_chat.lab.tasks.text_data import read_lines
@@ -137,6 +139,26 @@ def test_a_denial_has_no_sources(loaded: Made) -> None:
     assert told.sources
     assert told.standing == ()
     assert [(quote.words, quote.found_on[0].page) for quote in told.quotes] == [("the lamp was out", 2)]
+
+
+def test_words_and_quotes_of_a_text_are_placed_as_its_sources_are() -> None:
+    rain = "It rained on the roof and on the quay.\n" * 40
+    text = f"CHAPTER I\n\n{rain}\nCHAPTER II\n\nA sea chest stood\nin the hall.\n{rain}The end was not the end.\n"
+    tale = opened(text.encode())
+    (chest,) = standing("What was in the sea chest?", [tale])
+    assert [place.where for place in chest.found_on] == ["ch. II, l. 3-4"]
+    quoted = check_quotes('"A sea chest stood in the hall" and "the end … not the end."', [tale])
+    assert [[place.where for place in each.found_on] for each in quoted] == [
+        ["ch. II, l. 3-4"],
+        ["ch. II, l. 45"],
+    ]
+
+
+def test_a_quotation_that_ends_on_the_next_page_is_placed_by_its_first_words() -> None:
+    first, second = "CHAPTER I\n\nThe keeper lit the", "lamp again.\n"
+    tale = Document("tale", "", (Page(1, first), Page(2, second)), "section", has_lines=True)
+    (quote,) = check_quotes('"the keeper lit the lamp again"', [tale])
+    assert [(place.page, place.where) for place in quote.found_on] == [(1, "l. 3")]
 
 
 def test_quotes_are_looked_up() -> None:

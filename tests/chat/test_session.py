@@ -246,7 +246,7 @@ def test_a_document_is_refused_whole_with_the_numbers_and_a_choice_that_fits(
         session.add(document)
     assert refusal.value.exit_code == 4
     reserve = QUESTION_ROOM + ANSWER_TOKENS
-    assert numbers(refusal)[:4] == [size, 1000, 1000 - rest - reserve, reserve]
+    assert numbers(refusal)[:4] == [size, 1000 - rest - reserve, 1000, reserve]
     assert (session.documents, session.context_used) == ([], rest)
     advised = re.search(r"--pages 1-(\d+)", str(refusal.value))
     assert advised is not None

@@ -25,7 +25,7 @@ TEXT = "CHAPTER I\n\n" + "The lamp was out. " * 40 + "\n\nCHAPTER II\n\nA sea ch
 @pytest.mark.parametrize(
     ("answer", "quiet", "advice"),
     [
-        ("The document does not say.", False, "“sea chest” stands in standard input section 2"),
+        ("The document does not say.", False, "“sea chest” appears in standard input ch. II, l. 3"),
         ("The document does not say.", True, ""),
         ("A lamp.", False, ""),
     ],

@@ -30,7 +30,6 @@ from triforce_chat.chat.events import ChatEvent
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling import executor
-from triforce_chat.loading import gpu
 
 CONTEXT = 65_536
 ENDLESS = (1 << 31) - 1  # tokens; no configuration may name more
@@ -123,7 +122,7 @@ def test_a_summary_of_each_chapter(ask: Ask) -> None:
     summaries = first["text"].strip(), second["text"].strip()
     assert told == "## novel, CHAPTER I\n\n{}\n\n## novel, CHAPTER II\n\n{}\n".format(*summaries)
     ask("summarize", "a.txt", "--by", "chapter").is_refusal(
-        2, "a has no chapters that can be told from its headings"
+        2, "a has no chapters that can be recognized by its headings"
     )
     ask("summarize", "novel.txt", "--by", "chapter", "--jsonl").is_refusal(2, "--by chapter")
 
@@ -219,18 +218,6 @@ def test_many_questions_get_the_answers_that_each_gets_alone(ask: Ask, tmp_path:
         alone = ask("ask", "a.txt", line["question"], "--json").json
         assert (line["token_ids"], line["sources"]) == (alone["token_ids"], alone["sources"])
         assert schema_errors("answer", line) == []
-
-
-def test_trees_are_said_not_to_be_drafted_for_many_questions_on_a_gpu(
-    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trees = ("--stack", "naive", "--draft", "tiny", "--tree", "sequoia")
-    assert "no trees" not in asked_together(ask, tmp_path, *trees).err
-    monkeypatch.setattr(gpu, "find_gpu", lambda _: gpu.Gpu((5, 0), 1 << 30))
-    said = asked_together(ask, tmp_path, *trees)
-    assert (said.code, said.err.count("chains drafted, no trees")) == (0, 1)
-    assert "no trees" not in ask("ask", "a.txt", "Why?", *trees).err
-    assert "no trees" not in asked_together(ask, tmp_path).err
 
 
 def test_many_questions_for_people_and_as_events(ask: Ask, tmp_path: Path) -> None:
@@ -408,7 +395,9 @@ def test_a_question_of_undecodable_bytes(ask: Ask) -> None:
         (["ask", "three.pdf", "Why?", "--pages", "2-4"], "page 4 is out of range"),
         (["ask", "a.txt"], "no question given"),
         (["ask", "-"], "no question given"),
-        (["ask", "a.txt", "  "], "the question is empty"),
+        (["ask", "a.txt", "  "], 'the question is empty; use: triforce-chat ask a.txt "QUESTION"'),
+        (["ask", "a.txt", ""], 'the question is empty; use: triforce-chat ask a.txt "QUESTION"'),
+        (["ask", ""], 'the question is empty; use: triforce-chat ask "QUESTION"'),
         (["ask", "-", "-", "Why?"], "standard input can be read only once"),
         (["chat", "--json"], "--json and --jsonl are for ask and summarize"),
         (["chat", "-"], "give it the document as a file"),
@@ -443,6 +432,23 @@ def test_unreadable_documents(ask: Ask, arguments: list[str], told: str) -> None
     done = ask("summarize", *arguments)
     done.is_refusal(3, told)
     assert "\x1b" not in done.err
+
+
+def test_an_empty_file_of_a_folder_is_skipped_with_a_line(ask: Ask, tmp_path: Path) -> None:
+    shelf = tmp_path / "books"
+    shelf.mkdir()
+    for name, text in (("a.txt", ""), ("b.txt", "some text"), ("c.md", " \n")):
+        (shelf / name).write_text(text)
+    done = ask("ask", shelf, "Why?")
+    assert done.code == 0
+    assert done.err == f"{shelf}/a.txt: empty, skipped\n{shelf}/c.md: contains no text, skipped\n"
+    ask("ask", shelf, shelf / "a.txt", "Why?").is_refusal(3, f"{shelf}/a.txt: empty")
+    (shelf / "b.txt").write_text("")
+    ask("ask", shelf, "Why?").is_refusal(3, "nothing to read: all 3 files found are empty")
+    (shelf / "b.txt").unlink()
+    (shelf / "c.md").unlink()
+    ask("ask", shelf, "Why?").is_refusal(3, f"{shelf}/a.txt: empty")
+    ask("ask", "", "Why?").is_refusal(3, "'': no such file")
 
 
 def test_a_document_is_looked_at_before_a_model(ask: Ask) -> None:

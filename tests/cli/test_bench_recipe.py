@@ -29,6 +29,29 @@ def test_kernels_of_trees_are_compiled_where_a_case_drafts_some(
 
 
 @pytest.mark.parametrize(
+    ("stacks", "vary", "largest", "loaded"),
+    [
+        (
+            "autoregressive,naive",
+            ["tree=chain,sequoia", "tree-size=64,512,256"],
+            512,
+            ("naive", "sequoia", 512),
+        ),
+        ("autoregressive,naive", ["tree=sequoia,auto"], None, ("naive", "auto", None)),
+        ("autoregressive,naive", ["tree=sequoia", "tree-size=16,64"], 64, ("auto", "chain", None)),
+        ("naive,triforce", ["tree=sequoia", "tree-size=512"], 512, ("auto", "chain", None)),
+    ],
+)
+def test_memory_is_planned_for_large_trees(
+    stacks: str, vary: list[str], largest: int | None, loaded: tuple[str, str, int | None]
+) -> None:
+    recipe = plan_bench(BenchOptions(stacks=stacks, vary=vary), Options(), None, None)
+    found = recipe.loaded
+    assert recipe.compiled.tree_size == largest
+    assert (found.stack, found.tree, found.tree_size) == loaded
+
+
+@pytest.mark.parametrize(
     ("stacks", "loaded"),
     [("autoregressive,triforce,triforce-int4", "triforce-int4"), ("autoregressive,triforce", "auto")],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from support.tiny_models import save_model
 from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
+from triforce_chat.models.kept_files import kept_folder
+from triforce_chat.models.load import load_config
+from triforce_chat.models.registry import resolve
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +166,17 @@ def test_gc(run: Run, cache: Path) -> None:
     done = run("cache", "gc", "--size", "0")
     assert "freed" in done.stderr
     assert [*(cache / "kv").iterdir()] == []
+
+
+def test_what_was_read_of_models_is_listed_and_cleared(run: Run, tmp_path: Path) -> None:
+    model = save_model(tmp_path / "model")
+    assert "small files" not in run("cache", "ls").stderr
+    load_config(resolve(str(model)))
+    assert run("cache", "gc").stderr == "0 B freed\n"
+    assert f"small files in {kept_folder()}\n" in run("cache", "ls").stderr
+    shutil.rmtree(model)
+    assert run("cache", "gc").stderr != "0 B freed\n"
+    assert not list(kept_folder().iterdir())
+    load_config(resolve(str(save_model(tmp_path / "other"))))
+    assert run("cache", "rm", "--all", "--yes").exit_code == 0
+    assert not list(kept_folder().iterdir())

@@ -75,7 +75,7 @@ def test_another_session_and_back(chat: Chat) -> None:
     lines = "Why?\n/session second\n/pages\nWho?\n/session first\n/pages\nWhen?\n"
     done = chat(lines, "a.txt", "--model", "tiny", "--session", "first")
     assert done.code == 2  # the second session has no document
-    assert "there is no document" in done.err
+    assert "no document yet" in done.err
     assert "a: 1 section" in done.err
     found = {each["name"]: each["turns"] for each in run("sessions", "ls", "--json").json["sessions"]}
     assert found == {"first": 2, "second": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from typer.testing import CliRunner
 from triforce_chat.cli.app import app
 from triforce_chat.models import presets
 from triforce_chat.models.gguf_cache import conversions_folder, converted
+from triforce_chat.models.kept_files import kept_folder
+from triforce_chat.models.load import load_config, tokens_of
 from triforce_chat.models.model_cache import ensure
 from triforce_chat.models.packed import SMOLLM2_135M
-from triforce_chat.models.presets import PRESETS, Preset
+from triforce_chat.models.presets import PRESETS, Preset, shipped
 from triforce_chat.models.progress import ignore_progress
-from triforce_chat.models.registry import ModelSource
+from triforce_chat.models.registry import ModelSource, resolve
 from triforce_chat.settings.paths import models_folder
 from triforce_chat.settings.sizes import readable
 
@@ -132,6 +135,7 @@ def test_an_unknown_name(command: str) -> None:
     code, out, err = run(command, "nothing")
     assert (code, out) == (5, "")
     assert err == "error: no model named 'nothing'; there are default, big, small\n"
+    assert "no model named 'smal'; did you mean 'small'?" in run(command, "smal")[2]
 
 
 def test_pull_fetches_target_and_draft(hub: Path) -> None:
@@ -140,6 +144,19 @@ def test_pull_fetches_target_and_draft(hub: Path) -> None:
     assert (code, out, err.splitlines()) == (0, "", ["big is downloaded", "small is downloaded"])
     assert (hub / "models--o--small").is_dir()
     assert run("pull", "big", "--quiet") == (0, "", "")
+
+
+def test_nothing_of_a_pulled_model_is_read_by_transformers(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presets, "PRESETS", (BIG, replace(SMALL, draft=shipped("draft"))))
+    save_model(hub / "models--o--big" / "snapshots" / "abc")
+    assert run("pull", "big")[0] == run("pull", "small")[0] == 0
+    for name in ("AutoConfig", "AutoTokenizer"):
+        monkeypatch.setattr(f"transformers.{name}.from_pretrained", None)  # cannot be called
+    for name in ("big", "small"):
+        assert tokens_of(resolve(name))
+    assert load_config(resolve(shipped("draft")))
 
 
 @pytest.mark.usefixtures("hub")
@@ -175,7 +192,8 @@ def test_rm_deletes_the_conversion_too(hub: Path) -> None:
     assert run("rm", "small", "--yes") == (0, "", "")
     assert not own.exists()
     assert not (hub / "models--o--small").exists()
-    assert not list(own.parent.iterdir())
+    assert list(own.parent.iterdir()) == [kept_folder()]
+    assert not list(kept_folder().iterdir())  # what was read of the model has gone with it
 
 
 @pytest.mark.parametrize(

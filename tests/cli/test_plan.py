@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,19 @@ import pytest
 import torch
 from huggingface_hub import errors
 from support.schemas import schema_errors
-from support.tiny_models import save_adapter, save_model, write_gguf
+from support.tiny_models import save_adapter, save_model, write_gguf, write_quantized_gguf
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
 from triforce_chat.errors import UsageError
+from triforce_chat.loading import device, vain_settings
+from triforce_chat.loading.load_engine import load_engine
+from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan import inputs
+from triforce_chat.models import placement
 from triforce_chat.models.presets import PRESETS
+from triforce_chat.settings.settings import Settings
 from triforce_chat.settings.sizes import parsed_size, readable
 
 CARD = ("--device-memory", "24GB", "--host-memory", "128GB")
@@ -48,7 +55,8 @@ def run(*arguments: object) -> tuple[int, str, str]:
 def plan_of(*arguments: object) -> dict[str, Any]:
     code, out, err = run(*arguments, "--json")
     plan: dict[str, Any] = json.loads(out)
-    assert code == (0 if plan["fits"] else 6), err
+    fits = plan["fits"] and all(each["at_once"] for each in plan.get("batches", ()))
+    assert code == (0 if fits else 6), err
     return plan
 
 
@@ -66,7 +74,8 @@ def test_any_preset_that_is_not_here(preset: Any) -> None:
 
 
 def test_a_table_that_says_what_to_do() -> None:
-    code, out, err = run("--model", "mistral-7b", "--device-memory", "17GB", "--host-memory", "3GB")
+    model = ("--model", "mistral-7b", "--device-memory", "17GB", "--host-memory", "3GB")
+    code, out, err = run(*model)
     lines = [line.split() for line in out.splitlines()]
     assert (code, err) == (6, "")
     assert out.startswith("mistral-7b in bfloat16 with a context of 32,768 tokens\n")
@@ -75,10 +84,15 @@ def test_a_table_that_says_what_to_do() -> None:
     ]
     assert lines[1][1:3] == ["14.5", "GB"]
     assert lines[4][1:] == ["-", "none:", "lookup", "drafts"]
-    assert out.splitlines()[-2] == "does not fit on the GPU"
-    assert out.splitlines()[-1].startswith("would fit with --context ")
-    assert "--tp 2" in out.splitlines()[-1]
+    said = out.splitlines()[7:]
+    assert said[0] == "does not fit on the GPU"
+    (longest,) = re.findall(r"^a chat takes the longest context that fits, ([\d,]+) tokens, unless", said[1])
+    assert said[2] == "what would make it fit:"
+    assert any(line.startswith("  --context ") for line in said[3:])
+    assert any(line.startswith("  --tp 2: ") for line in said[3:])
+    assert all(re.fullmatch(r"  \S.*: [\d.]+ GB.*", line) for line in said[3:])
     assert "\x1b" not in out
+    assert plan_of(*model, "--context", longest.replace(",", ""))["fits"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +128,8 @@ def test_weights_in_host_memory() -> None:
     assert copied["token"] == copied["draft"] == plan["bytes"]["host"]
     assert copied["otherwise"] is None  # keys and values in host memory would not make enough room
     assert any(
-        line.startswith("each forward") and " for a token " in line for line in run(*model)[1].splitlines()
+        line.startswith("each forward") and "copied to the GPU for one token" in line
+        for line in run(*model)[1].splitlines()
     )
     fewer = plan_of(*model, "--gpu-layers", 3)
     assert (fewer["gpu_layers"], fewer["fits"]) == (3, True)
@@ -160,11 +175,202 @@ def test_the_advice_is_good() -> None:
 def test_advice_against_offload() -> None:
     small = ("--model", "llama-3.1-8b", "--device-memory", "24GB", "--host-memory", "2GB", "--offload")
     code, out, _ = run(*small, "--context", 16_384)
-    assert (code, out.splitlines()[-1]) == (6, "would fit without --offload")
+    assert (code, "  without --offload: " in out) == (6, True)
     code, out, _ = run(*small, "--context", 65_536)
-    assert (code, out.splitlines()[-1][:44]) == (6, "would fit without --offload and with --conte")
-    advised = plan_of(*small, "--context", 65_536)["would_fit"]
-    assert plan_of(*small[:-1], "--context", advised["context"])["verdict"] == "fits"
+    assert (code, "  without --offload: " in out) == (6, False)
+    (longest,) = re.findall(r"^  --context (\d+) without --offload: ", out, re.MULTILINE)
+    assert plan_of(*small[:-1], "--context", longest)["fits"]
+
+
+def followed(arguments: Sequence[object], flags: str) -> list[str]:
+    """The arguments with a change that was named, as a user would type it; "without --a and --b" drops options."""
+    added, _, dropped = flags.partition("without ") if "without " in flags else (flags, "", "")
+    new, old = added.split(), [*map(str, arguments)]
+    for option in [*dropped.split(" and "), *(each for each in new if each.startswith("--"))]:
+        if option in old:
+            at = old.index(option)
+            del old[at : at + (1 if option == "--offload" else 2)]
+    return [*old, *new]
+
+
+RUNS = [
+    ("--model", "llama-3.1-8b", *CARD),
+    ("--model", "llama-3.1-8b", "--device-memory", "8GB", "--host-memory", "16GB"),
+    ("--model", "llama-3.1-8b", "--device-memory", "12GB", "--host-memory", "8GB", "--context", 4096),
+    ("--model", "llama-3.1-8b", *CARD, "--context", 32_768, "--dtype", "float32"),
+    ("--model", "llama-3.1-8b", *CARD, "--context", 19_456),
+    ("--model", "llama-3.1-8b", *CARD, "--context", 8192, "--gpu-layers", 8),
+    ("--model", "llama-3.1-8b", "--device-memory", "24GB", "--host-memory", "2GB", "--offload"),
+    ("--model", "llama-3.1-8b", *CARD, "--batch", "2x57344,6x19456"),
+    ("--model", "llama-3.1-8b", *CARD, "--context", 8192, "--batch", "9x57344"),
+    ("--model", "llama-3.1-8b", *CARD, "--context", 65_536, "--shared", 8),
+    ("--model", "llama-3.1-8b", *CARD, "--endless", "h2o", "--keep", 65_536),
+    ("--model", "llama-3.1-8b", *CARD, "--stack", "naive", "--tree", "auto", "--context", 65_536),
+    ("--model", "llama-3.1-8b", *SMALL_CARD, "--stack", "triforce", "--context", 65_536),
+    ("--model", "yarn-llama-2-7b-128k", *CARD, "--kv", "int8"),
+    (
+        "--model",
+        "yarn-llama-2-7b-128k",
+        "--device-memory",
+        "16GB",
+        "--host-memory",
+        "32GB",
+        "--context",
+        16_384,
+    ),
+    ("--model", "yarn-llama-2-13b-128k", *CARD, "--context", 32_768),
+    ("--model", "qwen3-8b", "--device-memory", "16GB", "--host-memory", "64GB"),
+    ("--model", "large", "--device-memory", "8GB", "--host-memory", "16GB"),
+    ("--model", "large", "--device", "cpu", "--host-memory", "6GB", "--dtype", "float32"),
+    ("--model", "medium", "--device", "cpu", "--host-memory", "2GB", "--kv", "float32"),
+]
+
+
+@pytest.mark.parametrize("arguments", RUNS, ids=lambda arguments: " ".join(map(str, arguments[1:])))
+def test_every_change_that_is_named_makes_it_fit(arguments: Sequence[object]) -> None:
+    plan = plan_of(*arguments)
+    changes = plan["would_fit"]["changes"]
+    batches = "batches" in plan
+    assert changes
+    for change in changes:
+        if "GGUF" in change["flags"]:
+            continue  # which is not here
+        again = plan_of(*followed(arguments, change["flags"]))
+        assert again["fits"], change
+        assert all(each["at_once"] for each in again.get("batches", ()))
+        if not batches:
+            assert again["verdict"] == "fits" or not plan["fits"], change
+            assert (again["bytes"]["device"], again["bytes"]["host"]) == (change["device"], change["host"])
+
+
+@pytest.mark.parametrize("arguments", RUNS[:10], ids=lambda arguments: " ".join(map(str, arguments[1:])))
+def test_no_longer_context_fits_than_the_named_one(arguments: Sequence[object]) -> None:
+    plan = plan_of(*arguments)
+    goals = {"fits"} if plan["fits"] else {"fits", "offloaded"}
+    for change in plan["would_fit"]["changes"]:
+        if "GGUF" in change["flags"] or "--batch" in change["flags"] or "batches" in plan:
+            continue
+        typed = [each for each in followed(arguments, change["flags"]) if each != "--batch"]
+        if "--context" in typed:
+            at = typed.index("--context")
+            del typed[at : at + 2]
+        fitting, longer = (
+            plan_of(*typed, "--context", context)["verdict"] in goals
+            for context in (change["context"], min(change["context"] + 1024, 131_072))
+        )
+        assert fitting, change
+        assert change["context"] == 131_072 or not longer, change
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--context", 19_456, *CARD), "--draft none"),
+        (("--context", 32_768, *CARD, "--dtype", "float32"), "--context 18432 without --dtype"),
+        (("--context", 8192, *CARD, "--gpu-layers", 8), "without --gpu-layers"),
+        (("--context", 16_384, *CARD, "--dtype", "float16", "--offload"), "without --offload"),
+        (("--batch", "2x57344,6x8192", *CARD), "--batch 2x21504,6x8192"),
+        (("--endless", "h2o", "--keep", 65_536, *CARD), "--keep 15360"),
+        (("--context", 65_536, *CARD), "--tp 2"),
+        (("--context", 16_384, "--device-memory", "16GB", *CARD[2:]), "a 4-bit GGUF file of the model"),
+    ],
+)
+def test_what_helps_is_named(arguments: Sequence[object], named: str) -> None:
+    _, out, _ = run("--model", "llama-3.1-8b", *arguments)
+    lines = out[out.index("what would ") :].splitlines()
+    assert named in [line.partition(": ")[0].strip() for line in lines], out
+
+
+def test_what_cannot_help_is_not_named() -> None:
+    model = ("--model", "yarn-llama-2-13b-128k", "--device-memory", "4GB", "--host-memory", "4GB")
+    code, out, _ = run(*model, "--draft", "none", "--stack", "lookup")
+    assert code == 6
+    assert "--draft" not in out
+    assert "--stack" not in out
+    code, out, _ = run("--model", "small", "--device", "cpu", "--host-memory", "20MB")
+    assert (code, out.splitlines()[-1]) == (
+        6,
+        "no change of one or two settings makes it fit: use a smaller model",
+    )
+
+
+def test_more_host_memory_where_nothing_else_helps() -> None:
+    model = ("--model", "large", "--context", 2048, "--device-memory", "2GB")
+    code, out, _ = run(*model, "--host-memory", "1GB")
+    said = "no change of one or two settings makes it fit: use a smaller model, or a machine with "
+    (size,) = re.findall(rf"^{said}([\d.]+ GB) of free host memory$", out, re.MULTILINE)
+    assert code == 6
+    more = int(10 * float(size.removesuffix(" GB"))) + 1  # tenths of a gigabyte
+    assert plan_of(*model, "--host-memory", f"{more / 10}GB")["fits"]
+    assert not plan_of(*model, "--host-memory", f"{(more - 2) / 10}GB")["fits"]
+
+
+def test_single_changes_come_before_pairs() -> None:
+    found = plan_of("--model", "qwen3-8b", "--device-memory", "16GB", "--host-memory", "64GB")["would_fit"]
+    counts = [each["flags"].count("--") + ("GGUF" in each["flags"]) for each in found["changes"]]
+    assert counts == sorted(counts)
+    assert counts[-1] == 2
+
+
+def test_what_rounds_keys_and_values_is_told() -> None:
+    model = ("--model", "mistral-7b", "--device-memory", "17GB", "--host-memory", "3GB")
+    told = {line.strip().partition(": ")[0]: line for line in run(*model)[1].splitlines()}
+    assert told["--kv fp8"].endswith("; rounds keys and values")
+    assert not any(
+        line.endswith("; rounds keys and values") for flags, line in told.items() if "--kv" not in flags
+    )
+
+
+def test_a_model_whose_file_has_its_weights_in_4_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which the numbers are known where the file is not; an adapter is added to expanded ones."""
+    monkeypatch.setattr(placement, "kernels_compile", lambda: True)
+    monkeypatch.setattr(vain_settings, "find_gpu", lambda _: None)
+    monkeypatch.setattr(device, "find_gpu", lambda _: None)
+    bare = plan_of("--model", "qwen2.5-coder-1.5b", "--dtype", "stored", *CARD)
+    assert (bare["weights"], bare["bytes"]["weights"]) == ("Q4_K_M", 1_380_600_832)
+    said = "Q4_K_M is kept as it is on data-centre GPUs such as A30, A100 and H100; other GPUs expand it to 16 bits"
+    assert said in run("--model", "qwen2.5-coder-1.5b", "--dtype", "stored", *CARD)[1].splitlines()
+    adapted = plan_of("--model", "large", "--dtype", "stored", *CARD)
+    assert "weights" not in adapted
+    said = "q4_k_m.gguf is expanded, which takes more memory and time: on a GPU an adapter is added to its weights"
+    assert said in run("--model", "large", "--dtype", "stored", *CARD)[1]
+    assert "is expanded" not in run("--model", "qwen2.5-coder-1.5b", "--dtype", "stored", *CARD)[1]
+    assert "expanded" not in run("--model", "large", *CARD)[1]  # nobody asked
+    said = "--dtype stored has no effect: mistral-7b has no quantized weights"
+    assert said in run("--model", "mistral-7b", "--dtype", "stored", *CARD)[1].splitlines()
+    said = "is expanded, which takes more memory and time: --tp 2 splits expanded weights only"
+    assert said in run("--model", "qwen2.5-coder-1.5b", "--dtype", "stored", "--tp", 2, *CARD)[1]
+
+
+def test_an_adapter_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "kernels_compile", lambda: True)
+    monkeypatch.setattr(device, "find_gpu", lambda _: None)
+    base = write_quantized_gguf(tmp_path / "base" / "m.gguf")
+    adapter = save_adapter(tmp_path / "adapter", base, hidden=256)
+    assert plan_of("--model", base, "--dtype", "stored", *CARD)["weights"]
+    assert "weights" not in plan_of("--model", adapter, "--dtype", "stored", *CARD)
+    assert "an adapter is added" in run("--model", adapter, "--dtype", "stored", *CARD)[1]
+
+
+def test_an_endless_conversation(tmp_path: Path) -> None:
+    folder = str(save_model(tmp_path / "folder", max_position_embeddings=4096))
+    for policy in ("streaming", "h2o"):
+        flags = ("--endless", policy, "--keep", 1024, "--dtype", "float32", "--device", "cpu")
+        plan = plan_of("--model", folder, "--draft", "none", *flags)
+        settings = Settings(folder, draft="none", endless=policy, keep=1024, dtype="float32", device="cpu")
+        engine, _ = load_engine(EngineSpec(settings))
+        storage: Any = engine.full.storage
+        queries = engine.full.queries.data.nbytes
+        assert plan["context"] == 1024
+        assert plan["bytes"]["kv"] == storage.keys.nbytes + storage.values.nbytes + queries
+
+
+def test_what_has_no_effect_without_a_gpu() -> None:
+    flags = ("--device", "cpu", "--host-memory", "16GB", "--gpu-layers", 3, "--offload")
+    said = run(*flags)[1].splitlines()
+    for option in ("--offload", "--gpu-layers"):
+        assert [line for line in said if line.startswith(f"{option} has no effect without a GPU: ")]
+    assert plan_of(*flags)["bytes"] == plan_of(*flags[:4])["bytes"]
 
 
 def test_this_machine_without_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +423,15 @@ def test_a_hub_id_needs_its_configuration_alone(tmp_path: Path, monkeypatch: pyt
             "was made for 32,768 tokens; --context 40,000 is more",
         ),
         (("--device-memory", "much"), 2, "'much' is not a memory size; write for example 24GB"),
+        (("--device-memory", "24"), 2, "'24' has no unit: write 24GB or 24GiB"),
+        (("--host-memory", "64", *CARD[:2]), 2, "'64' has no unit: write 64GB or 64GiB"),
+        (("--endless", "h2o", "--batch", "2x4096", *CARD), 2, "--endless h2o is for one conversation"),
+        (("--endless", "h2o", "--offload", *CARD), 2, "moves tokens on the GPU: leave out --offload"),
+        (
+            ("--model", "llama-3.1-8b", "--stack", "triforce", "--gpu-layers", 3, *CARD),
+            2,
+            "choose --stack auto, naive, lookup",
+        ),
         (("--device-memory", "24GB", "--device", "cpu"), 2, "with --device cpu use --host-memory"),
         (("--model", "qwen2.5-7b-1m", "--tp", 3, *CARD), 2, "which 3 GPUs cannot share; --tp takes 1, 2, 4"),
         (("--model", "default", "--draft", "nothing"), 5, "no model 'nothing'"),
@@ -275,6 +490,13 @@ def test_sizes(text: str, size: int) -> None:
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "0", "24XB", "1..5GB", "24GBs", "1e999", "nan", "."])
 def test_invalid_sizes(text: str) -> None:
     with pytest.raises(UsageError, match="is not a memory size"):
+        parsed_size(text)
+
+
+@pytest.mark.parametrize("text", ["24", "0.5", "80.", "999999", " 16 "])
+def test_a_small_number_without_a_unit_is_no_size(text: str) -> None:
+    said = f"{text.strip()}GB or {text.strip()}GiB"
+    with pytest.raises(UsageError, match=f"has no unit: write {said}$"):
         parsed_size(text)
 
 

@@ -133,7 +133,7 @@ def test_a_new_chat_has_a_name_of_its_own(chat: Chat) -> None:
 def test_the_chat_lists_the_sessions(chat: Chat) -> None:
     chat("a.txt", "--session", "one")
     done = chat("b.txt", "--session", "two", lines="/sessions\nWhy?\n/sessions\n")
-    before, after = done.err.split("this chat becomes a session with its first question")
+    before, after = done.err.split("this chat is saved as a session once you ask something")
     assert "one" in before
     assert "two *" not in before
     assert "two *" in after

@@ -108,7 +108,7 @@ def test_a_library_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (bytes(60) + b"BOOKMOBI" + bytes(99), "a Mobi or Kindle book; convert it to EPUB"),
         (b"{\\rtf1 words}", "an RTF file"),
-        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(99), "a file of an old Office"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(99), "a file from an old version of Office"),
         (b"AT&TFORM....DJVM", "a DjVu file"),
         (b"PK\x03\x04....xl/workbook.xml", "a spreadsheet"),
         (bytes(5000), "binary data"),

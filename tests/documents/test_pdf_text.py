@@ -212,8 +212,10 @@ def test_pages_that_cannot_be_decoded_are_named() -> None:
     document = opened(written(writer))
     assert document.garbled == (3,)
     assert document.pages[2].text == ""
-    assert document.warning == "page 3 has characters that the fonts do not tell: try --ocr"
-    with pytest.raises(DocumentError, match="page 1 has characters that the fonts do not tell: try --ocr"):
+    assert document.warning == "page 3 has characters that the fonts do not identify: try --ocr"
+    with pytest.raises(
+        DocumentError, match="page 1 has characters that the fonts do not identify: try --ocr"
+    ):
         opened(data)
 
 

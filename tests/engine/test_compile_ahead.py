@@ -73,8 +73,9 @@ def test_what_reads_and_writes_narrow_keys_is_compiled_ahead(kv: str, found: dic
     assert set(launched) == FORWARD | {"_multiply", "_weigh_all"} | own
 
 
-def test_whatever_several_sequences_launch_is_compiled_ahead(found: dict[str, Any]) -> None:
-    launched, missed = found["together"]
+@pytest.mark.parametrize("drafts", ["together", "trees together"])
+def test_whatever_several_sequences_launch_is_compiled_ahead(drafts: str, found: dict[str, Any]) -> None:
+    launched, missed = found[drafts]
     assert missed == []
     assert set(launched) >= FORWARD
 
@@ -82,7 +83,9 @@ def test_whatever_several_sequences_launch_is_compiled_ahead(found: dict[str, An
 def test_whatever_trees_launch_is_compiled_ahead(found: dict[str, Any]) -> None:
     ahead, missed = found["trees"]
     assert missed == []
-    assert {"_weigh_tiles", "_draw_one_by_one", "_write_laws", "_walk", "_keep"} <= set(ahead)
+    assert {"_weigh_tiles", "_draw_one_by_one", "_write_laws", "_test_children", "_follow", "_keep"} <= set(
+        ahead
+    )
 
 
 def test_whatever_a_small_draft_launches_is_compiled_ahead(found: dict[str, Any]) -> None:
@@ -107,7 +110,13 @@ def test_weights_that_keep_their_format_launch_what_their_file_tells(
 ) -> None:
     missed, ahead = found[name]
     assert missed == []
-    assert set(ahead) == FORWARD | {"_multiply_few", "_multiply_grouped", "_add_shares", "_expand"}
+    assert set(ahead) == FORWARD | {
+        "_multiply_few",
+        "_lay_out",
+        "_multiply_grouped",
+        "_add_shares",
+        "_expand",
+    }
 
 
 def test_other_ranks_launch_what_the_first_does_not(found: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cuda_graph import Graph, captures_on
 from triforce_chat.engine.detokenizer import TextCodec
-from triforce_chat.engine.engine import Engine, Request
+from triforce_chat.engine.engine import SLACK, Engine, Request
 from triforce_chat.engine.events import Event, Finished, Prefilled, Text, Verified
 from triforce_chat.engine.exactness import tokens_of
 from triforce_chat.engine.forward.runner import Runner
@@ -30,8 +31,7 @@ from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation import speculative
 from triforce_chat.engine.speculation.calibration import bucket_of
-from triforce_chat.engine.speculation.rounds_ahead import rounds_together
-from triforce_chat.engine.speculation.stack_specs import STACKS
+from triforce_chat.engine.speculation.stack_specs import MAX_TREE, STACKS
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.engine.speculation.tree_plan import TreeOptions
 from triforce_chat.engine.together import answer_together, prepare_together, shared_prefix
@@ -151,6 +151,136 @@ def test_graphs_of_several_sequences_say_what_each_says_alone(
     assert (len(captured[0].of_sequences.made) >= 1) == together
 
 
+def apart(requests: list[Request]) -> list[Request]:
+    """The same requests without a common text."""
+    return [
+        replace(request, prompt=[*request.prompt[n + 1 :]], spans=()) for n, request in enumerate(requests)
+    ]
+
+
+# After a common text a small cache selects other tokens than alone, and what is drawn by its drafts goes another way.
+OF_TREES = [
+    *product(["naive", "triforce", "streaming"], ["sequoia", "auto"], [0.0], [True, False]),
+    *product(["naive", "triforce", "streaming"], ["sequoia", "specinfer"], [1.0], [False]),
+    *product(["naive"], ["sequoia", "specinfer"], [1.0], [True]),
+]
+
+
+@pytest.mark.parametrize(("stack", "kind", "heat", "alike"), OF_TREES)
+def test_graphs_of_several_sequences_trees_say_what_each_says_alone(
+    captured: tuple[Runner, Runner], stack: str, kind: str, heat: float, alike: bool
+) -> None:
+    if heat and captured[0].device.type == "cuda":
+        pytest.skip("kernels of one sequence round differently")
+    tree, requests = TreeOptions(kind, 6, 3), questions(4, Sampling(heat, seed=5, repetition_penalty=1.1))
+    requests = requests if alike else apart(requests)
+    fixed = {"gamma": 5, "repeatable": heat > 0} if stack != "naive" else {}
+    made = partial(engine_with_graphs, captured, stack, tree=tree, **fixed)
+    alone = [tokens_of(made(), request) for request in requests]
+    engine, proposed, found = made(), list[int](), [list[int]() for _ in requests]
+    for number, event in answer_together(engine, requests, answered, 4 if heat else 3):
+        if isinstance(event, Text) and number is not None:
+            found[number] += event.token_ids
+        if isinstance(event, Verified) and event.level == ("target" if stack == "naive" else "retrieval"):
+            proposed.append(event.proposed)
+    assert found == alone
+    if kind != "auto":
+        assert max(proposed) >= 6  # no chain of three levels
+        pools = captured[0].of_sequences.made.values()
+        assert any(graph.masks is not None for of_pool in pools for graph in of_pool.values())
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+@pytest.mark.parametrize("stack", ["naive", "triforce"])
+def test_given_texts_come_out_of_several_sequences_trees(
+    captured: tuple[Runner, Runner], stack: str, heat: float
+) -> None:
+    """Each sequence's own, however many of its drafted tokens pass; the target's own drafts all do."""
+    requests = [replace(each, max_tokens=60) for each in questions(3, Sampling(heat, seed=5))]
+    texts = [tokens_of(engine_with_graphs(captured, "autoregressive"), request) for request in requests]
+    asked = [replace(each, forced=text) for each, text in zip(requests, texts, strict=True)]
+    options: dict[str, Any] = {"tree": TreeOptions("sequoia", 6, 3), "gamma": 5, "budget": Budget(tokens=640)}
+    engine = Engine(captured[0], 700, TextCodec(spell), captured[1], StackOptions(stack, **options))
+    assert answers(engine, asked, 3) == texts
+    same = Engine(captured[0], 700, TextCodec(spell), captured[0], StackOptions(stack, **options))
+    rounds = [each for _, each in answer_together(same, asked, answered, 3) if isinstance(each, Verified)]
+    level = "target" if stack == "naive" else "retrieval"
+    assert {each.accepted for each in rounds if each.level == level and each.proposed} == {3}
+
+
+@pytest.mark.parametrize("stack", ["naive", "triforce"])
+@pytest.mark.parametrize("kind", ["sequoia", "specinfer"])
+@pytest.mark.parametrize("alike", [True, False])
+def test_trees_of_the_target_itself_pass_whole_in_all_sequences(
+    captured: tuple[Runner, Runner], stack: str, kind: str, alike: bool
+) -> None:
+    """Every slot, position and distribution is where it belongs, so of each tree a longest path passes."""
+    requests = questions(4) if alike else apart(questions(4))
+    lowest = rounds_of_trees(captured[0], stack, TreeOptions(kind, 6, 3), requests)
+    assert len(lowest) > 30
+    assert {each.accepted for each in lowest} == {3}
+    assert {each.proposed for each in lowest} == {6}
+
+
+@pytest.mark.parametrize(("stack", "alike"), [("naive", False), ("triforce", False), ("triforce", True)])
+@pytest.mark.parametrize("kind", ["sequoia", "specinfer"])
+def test_trees_of_more_than_64_tokens_pass_whole_in_both_sequences(
+    captured: tuple[Runner, Runner], stack: str, kind: str, alike: bool
+) -> None:
+    """What their nodes see is several words, in drafts and in verifications."""
+    requests = questions(2) if alike else apart(questions(2))
+    lowest = rounds_of_trees(captured[0], stack, TreeOptions(kind, 90, 9), requests)
+    assert len(lowest) > 4
+    assert {each.accepted for each in lowest} == {9}
+    assert {each.proposed for each in lowest} == {90}
+
+
+def test_large_trees_share_the_rows_of_a_forward_with_those_of_others(
+    captured: tuple[Runner, Runner],
+) -> None:
+    tree = TreeOptions("sequoia", MAX_TREE, 3)
+    for count, shared, most in ((2, 0, 95), (4, 0, 47), (4, 150, 15)):
+        engine = engine_with_graphs(captured, "naive", tree=tree)
+        requests = questions(count) if shared else apart(questions(count))
+        proposed = [
+            event.proposed
+            for _, event in answer_together(engine, requests, answered, count)
+            if isinstance(event, Verified)
+        ]
+        assert max(proposed) == most
+
+
+def test_caches_of_several_sequences_have_room_for_no_larger_trees(captured: tuple[Runner, Runner]) -> None:
+    """Nor do those of another stack that takes the first one's place."""
+    engine = engine_with_graphs(captured, "naive", tree=TreeOptions("sequoia", MAX_TREE))
+    place = together.Places.of(engine, questions(4), 4, shared=0).take(0)
+    forked = engine.fork(0, 300, Gathered(), place)
+    assert engine.pools["full"].capacity == 300 + SLACK
+    for _ in range(2):
+        assert engine.pools[" small 1"].capacity == engine.options.beside(4).window < engine.options.window
+        place.begin("")
+        forked.restack(engine.options)
+
+
+def test_what_is_measured_of_large_trees_alone_serves_several_sequences(
+    captured: tuple[Runner, Runner],
+) -> None:
+    engine = engine_with_graphs(captured, "naive", tree=TreeOptions("sequoia", MAX_TREE))
+    places = together.Places.of(engine, questions(4), 4, shared=0)
+    forked = engine.fork(0, 300, Gathered(), places.take(0))
+    assert forked.calibrator.options == engine.calibrator.options
+
+
+def rounds_of_trees(model: Runner, stack: str, tree: TreeOptions, requests: list[Request]) -> list[Verified]:
+    """Those of all answers in which the model's own trees were verified."""
+    options = StackOptions(stack, budget=Budget(tokens=640), tree=tree, gamma=4)
+    engine = Engine(model, 700, TextCodec(spell), model, options)
+    together = answer_together(engine, requests, answered, len(requests))
+    rounds = [each for _, each in together if isinstance(each, Verified)]
+    level = "target" if stack == "naive" else "retrieval"
+    return [each for each in rounds if each.level == level and each.proposed]  # one last token comes alone
+
+
 @pytest.mark.parametrize("stack", ["retrieval", "triforce"])
 @pytest.mark.parametrize("alike", [True, False])
 def test_what_a_cache_of_all_tokens_proposes_is_accepted(
@@ -233,7 +363,8 @@ def test_auto_drafts_on_a_gpu_where_there_is_room_for_more_than_a_token(
     made = {case: engine.gathered_options(engine.options, *case).name for case in cases}
     assert made == cases
     assert engine.gathered_options(StackOptions("naive"), 32, 150).name == "naive"
-    assert engine.gathered_options(StackOptions("naive", tree=TreeOptions("sequoia")), 8, 150).tree is None
+    treed = StackOptions("naive", tree=TreeOptions("sequoia"))
+    assert engine.gathered_options(treed, 8, 150) == treed
 
 
 def test_a_sequence_that_joins_begins_with_what_others_have_learnt(lab: Lab) -> None:
@@ -441,19 +572,25 @@ def test_graphs_of_sequences_are_captured_before_they_answer(
 
 
 @pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize("tree", [None, TreeOptions("sequoia", 6, 3), TreeOptions("auto")])
 def test_rounds_of_the_middle_level_are_planned_for_all_sequences_at_once(
-    captured: tuple[Runner, Runner], monkeypatch: pytest.MonkeyPatch, seed: int | None
+    captured: tuple[Runner, Runner],
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int | None,
+    tree: TreeOptions | None,
 ) -> None:
     planned: list[int] = []
+    name = "rounds_together" if tree is None else "mean_rounds"
+    plan = getattr(speculative, name)
 
     def counted(wishes: Any) -> Any:
         planned.append(len(wishes))
-        return rounds_together(wishes)
+        return plan(wishes)
 
-    monkeypatch.setattr(speculative, "rounds_together", counted)
+    monkeypatch.setattr(speculative, name, counted)
     repeatable = {"repeatable": True} if seed else {}
     requests = questions(3, Sampling(0.8, seed=seed))
-    answers(engine_with_graphs(captured, "triforce", **repeatable), requests, 3)
+    answers(engine_with_graphs(captured, "triforce", tree=tree, **repeatable), requests, 3)
     assert max(planned, default=0) == (0 if seed else 3)
 
 

@@ -27,6 +27,7 @@ from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.speculative import Speculative
+from triforce_chat.engine.speculation.stack_specs import MAX_DEPTH
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.engine.speculation.tree_plan import TreeOptions
 from triforce_chat.engine.tree import Parents, paths, verified
@@ -58,6 +59,25 @@ def test_greedy_answers_are_those_of_transformers(any_lab: Lab, stack: str, kind
         made = tally(treed(any_lab, stack, kind), Request(prompt, LONG))
         assert made.token_ids == any_lab.greedy(prompt, LONG)
         assert made.rounds < LONG
+
+
+@pytest.mark.parametrize("kind", ["sequoia", "specinfer"])
+@pytest.mark.parametrize("stack", ["naive", "triforce", "streaming"])
+def test_large_trees(lab: Lab, stack: str, kind: str) -> None:
+    for size, depth in ((80, 20), (150, 8)):
+        prompt = lab.text(90)
+        engine = treed(lab, stack, kind, size, depth=depth, budget=Budget(tokens=128))
+        rounds = [event for event in engine.answer(Request(prompt, 300)) if isinstance(event, Verified)]
+        assert max(event.proposed for event in rounds) > 64
+        assert tally(engine, Request(prompt, 200)).token_ids == lab.greedy(prompt, 200)
+
+
+@pytest.mark.parametrize("kind", ["sequoia", "specinfer"])
+def test_a_draft_that_is_right_goes_on_to_the_greatest_depth(lab: Lab, kind: str) -> None:
+    options = StackOptions("naive", tree=TreeOptions(kind, 96, MAX_DEPTH))
+    engine = Engine(lab.target, 400, TextCodec(spell), lab.target, options)
+    rounds = [event for event in engine.answer(Request(lab.text(60), 330)) if isinstance(event, Verified)]
+    assert max(event.accepted for event in rounds) >= MAX_DEPTH
 
 
 @pytest.mark.parametrize("size", [1, 2, 40, None])
@@ -159,8 +179,10 @@ def test_trees_are_drafted_below_the_middle_level(lab: Lab) -> None:
 def test_what_drafts_no_trees_says_so(lab: Lab) -> None:
     with pytest.raises(UsageError, match="the stack 'auto' drafts chains"):
         treed(lab, "auto")
-    with pytest.raises(UsageError, match="tree-size must be from 1 to 64 tokens"):
-        treed(lab, "naive", size=65)
+    with pytest.raises(UsageError, match="tree-size must be from 1 to 512 tokens"):
+        treed(lab, "naive", size=513)
+    with pytest.raises(UsageError, match="tree-depth must be from 1 to 32 tokens"):
+        treed(lab, "naive", depth=33)
     with pytest.raises(UsageError, match="not with --policy attention"):
         treed(lab, "triforce", policy="attention")
     for stack in ("autoregressive", "lookup", "retrieval"):
@@ -205,6 +227,40 @@ def test_captured_trees_decode_what_plain_decoding_does(
         made = tally(engine, request)
         assert made.token_ids == tokens_of(captured(pair, "autoregressive", None), request)
         assert made.rounds < 90  # fewer than tokens
+
+
+@pytest.mark.parametrize(("kind", "size", "depth"), [("sequoia", 150, 9), ("specinfer", 128, 4)])
+@pytest.mark.parametrize("stack", ["naive", "triforce"])
+def test_large_captured_trees(
+    pair: tuple[Runner, Runner], stack: str, kind: str, size: int, depth: int
+) -> None:
+    """Up to the last token of the context, behind which a whole tree has no room."""
+    engine = captured(pair, stack, TreeOptions(kind, size, depth), gamma=5, budget=Budget(tokens=128))
+    for prompt, n in ((TEXT[:60], 340), (TEXT[:25], 80)):
+        request = Request(prompt, n)
+        rounds = [event for event in engine.answer(request) if isinstance(event, Verified)]
+        assert max(event.proposed for event in rounds) == size
+        assert tally(engine, request).token_ids == tokens_of(captured(pair, "autoregressive", None), request)
+
+
+def test_a_large_tree_has_room_behind_the_context(pair: tuple[Runner, Runner]) -> None:
+    """From the first round to the last, in a context that is no longer than prompt and answer."""
+    options = StackOptions("naive", tree=TreeOptions("sequoia", 200, 6))
+    engine = Engine(pair[0], 100, TextCodec(spell), pair[1], options)
+    engine.executor = GraphExecutor()
+    rounds = [event for event in engine.answer(Request(TEXT[:60], 40)) if isinstance(event, Verified)]
+    assert {event.proposed for event in rounds} == {200}
+
+
+@pytest.mark.parametrize("kind", ["sequoia", "specinfer"])
+def test_a_captured_draft_that_is_right_goes_on_to_the_greatest_depth(
+    pair: tuple[Runner, Runner], kind: str
+) -> None:
+    engine = captured((pair[0], pair[0]), "naive", TreeOptions(kind, 96, MAX_DEPTH))
+    rounds = [event for event in engine.answer(Request(TEXT, 300)) if isinstance(event, Verified)]
+    assert max(event.accepted for event in rounds) == MAX_DEPTH
+    request = Request([*TEXT, 7], 60)
+    assert tally(engine, request).token_ids == tokens_of(captured(pair, "autoregressive", None), request)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -263,7 +319,7 @@ def test_captured_trees_follow_what_is_learnt(pair: tuple[Runner, Runner]) -> No
         engine.prepare(request)
         assert tally(engine, request).token_ids == tokens_of(captured(pair, "autoregressive", None), request)
     assert trees.verifications > 64
-    assert trees.graphs.made
+    assert trees.graphs.kept.made
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -280,7 +336,7 @@ def test_what_trees_need_is_captured_before_the_answer(
 
     def made() -> list[set[Any]]:
         """Captured drafts, forwards and verifications of trees."""
-        drafts = {key for key, each in trees.graphs.made.items() if each.graph.captured}
+        drafts = {key for key, each in trees.graphs.kept.made.items() if each.graph.captured}
         forwards = {(id(owner), n) for owner, sizes in pair[0].graphs.branching.items() for n in sizes}
         verdicts = {(key, n) for key, sizes in executor.made.items() if key[-1][1] for n in sizes}  # type: ignore[index]
         return [drafts, forwards, verdicts]

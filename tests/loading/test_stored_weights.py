@@ -27,12 +27,14 @@ from triforce_chat.loading.calibration_file import about
 from triforce_chat.loading.device import may_keep_format
 from triforce_chat.loading.gpu import Gpu
 from triforce_chat.loading.load_engine import load_engine
-from triforce_chat.loading.planning import memory_plan, plan_for
+from triforce_chat.loading.planning import memory_plan, plan_for, shortened_to_fit
 from triforce_chat.loading.prepare import format_in_use, prepare
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
+from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.memory_plan.messages import weights_line
 from triforce_chat.memory_plan.plan import SPARE, Memory, MemoryPlan
-from triforce_chat.models.describe import describe
+from triforce_chat.memory_plan.rounded import file_in_4_bits
+from triforce_chat.models.describe import Description, describe
 from triforce_chat.models.load import LoadedModel, load_model
 from triforce_chat.models.packed import QWEN_CODER_0_5B
 from triforce_chat.models.placement import OnCpu, OnGpu
@@ -172,6 +174,24 @@ def test_a_gpu_keeps_the_format_where_expanded_weights_do_not_fit(
     assert planned(enough, dtype="bfloat16").workload.stored is None
 
 
+def test_a_shorter_context_comes_before_expanded_weights_in_host_memory() -> None:
+    """As nobody asked for a longer one: what crosses the bus in every forward would take much longer."""
+    fields = describe("llama-3.1-8b").fields
+    model = Description("m", fields, 131_072, {}, stored=file_in_4_bits(Dimensions.of(fields)))
+    machine = torch.device("cuda"), torch.bfloat16, Memory(9 * 10**9, 64 * 10**9)
+
+    def planned(context: int | None) -> MemoryPlan:
+        given = Settings(model="m", draft="none", context=context)
+        return plan_for(given, model, None, context or 131_072, machine, 1)
+
+    usual, asked = planned(None), planned(131_072)
+    assert (usual.workload.stored, usual.workload.streamable) == (model.stored, False)
+    notes: list[str] = []
+    short = shortened_to_fit(usual, Settings(model="m", draft="none"), notes.append)
+    assert (short.fits, short.workload.streamed_layers) == (True, 0)
+    assert (asked.fits, asked.workload.stored) == (True, model.stored)
+
+
 def test_a_gpu_streams_the_format_where_not_even_that_fits(file: Path) -> None:
     """It is fewer bytes than expanded weights, whether the memory or the user has some of them in host memory."""
 
@@ -294,7 +314,7 @@ def test_preparing_compiles_or_expands(
     notes: list[str] = []
     prepare(settings(file), ignore_progress, notes.append)
     assert notes == ["compiling the CPU kernels, once: about 10 seconds"]
-    assert not (empty_cache / "models").exists()
+    assert not (empty_cache / "models" / "gguf").exists()
     prepare(settings(file, dtype="float32"), ignore_progress, pytest.fail)
     (folder,) = (each for each in (empty_cache / "models" / "gguf").iterdir() if each.is_dir())
     assert folder.name.endswith("-float32")

@@ -31,16 +31,17 @@ from triforce_chat.engine.forward.streamed_weights import StreamedWeights
 from triforce_chat.engine.gathered import Gathered
 from triforce_chat.engine.prefix_cache import PREFILL_CHUNK
 from triforce_chat.engine.speculation import stacks
-from triforce_chat.engine.speculation.stack_specs import STACKS
+from triforce_chat.engine.speculation.stack_specs import LARGEST_STREAMED, STACKS
 from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.engine.speculation.tree_plan import LARGEST_PLANNED, TreeOptions
 from triforce_chat.engine.together import Places
 from triforce_chat.errors import UsageError
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan.batch import plan_batch
 from triforce_chat.memory_plan.dimensions import Dimensions
-from triforce_chat.memory_plan.inputs import CPU, GPU, caches_of_several, workload_of
-from triforce_chat.memory_plan.messages import advice, plan_line, rows, verdict, weights_line
+from triforce_chat.memory_plan.inputs import CPU, GPU, caches_of_several, small_caches, workload_of
+from triforce_chat.memory_plan.messages import plan_line, rows, verdict, weights_line
 from triforce_chat.memory_plan.plan import (
     CONTEXT_STEP,
     DRAFT,
@@ -54,9 +55,8 @@ from triforce_chat.memory_plan.plan import (
     resident_layers,
     with_resident_weights,
 )
-from triforce_chat.memory_plan.remedies import find_remedies
 from triforce_chat.memory_plan.rounded import stored_of
-from triforce_chat.memory_plan.workload import Workload
+from triforce_chat.memory_plan.workload import TREE_COPIES, Workload
 from triforce_chat.models import published
 from triforce_chat.models.describe import Description
 from triforce_chat.models.presets import PRESETS
@@ -188,6 +188,41 @@ def test_every_preset_is_counted_as_transformers_makes_it(preset: Any) -> None:
     assert Dimensions.of(preset.sizes).parameters() == pytest.approx(size, rel=0.05)
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_8_bit_copies_have_a_byte_for_each_number_of_a_matrix(architecture: str) -> None:
+    model = random_model(architecture)
+    work = workload(model.config.to_dict(), 100)
+    numbers = sum(each.weight.numel() for each in model.modules() if isinstance(each, nn.Linear))
+    assert work.int8_copies == numbers
+
+
+def test_8_bit_copies_are_made_where_there_is_room() -> None:
+    def planned(gigabytes: int, middle: str = "auto", stack: str = "auto", **changes: Any) -> MemoryPlan:
+        options = replace(StackOptions(stack), middle=middle)
+        described = Description("m", published.LLAMA_3_1_8B, 8192, {})
+        work = workload_of(described, None, 8192, options, GPU, torch.bfloat16)
+        return MemoryPlan(replace(work, **changes), Memory(gigabytes * GB, GB), 32)
+
+    copies = planned(80).workload.int8_copies
+    assert planned(80).optional_copies == copies > 7 * GB
+    remarks = {name: remark for name, _, remark in rows(planned(80), None)}
+    assert remarks["total"].endswith("; 7.5 GB more for 8-bit copies of the weights, as there is room")
+    without = [
+        planned(24),
+        planned(80, "full"),
+        planned(80, stack="lookup"),
+        planned(80, gpu_layers=30),
+        planned(80, stored=stored_of(Dimensions.of(published.LLAMA_3_1_8B), 2, Kind.Q4_0)),
+    ]
+    assert [each.optional_copies for each in without] == [0] * 5
+    asked = planned(24, "int8")
+    assert (asked.optional_copies, asked.device) == (0, planned(24).device + copies)
+    assert not asked.fits
+    assert planned(24).fits
+    (remark,) = (remark for name, _, remark in rows(asked, None) if name == "weights")
+    assert remark == "7.5 GB of them 8-bit copies for the middle level"
+
+
 # Real engines
 
 
@@ -313,9 +348,6 @@ def test_quantized_keys_never_go_to_host_memory(offload: Any) -> None:
     work = workload_of(described, None, 124_928, StackOptions("lookup"), GPU, torch.bfloat16, kv=INT8)
     plan = place_kv(work, Memory(24 * GB, 512 * GB), offload)
     assert (plan.verdict, plan.offloaded) == ("does not fit", False)
-    found = find_remedies(plan)
-    assert (found.offloaded_context, found.tp) == (None, None)
-    assert found.context
 
 
 @pytest.mark.model
@@ -493,58 +525,8 @@ def test_a_model_that_cannot_be_split_is_refused(fields: Mapping[str, Any], gpus
         workload(fields, gpus=gpus)
 
 
-@pytest.mark.parametrize("gigabytes", range(28, 60, 2))
-def test_the_advised_number_of_gpus_can_split_the_model(gigabytes: int) -> None:
-    plan = place_kv(workload(published.LLAMA_2_13B), Memory(gigabytes * GB, GB))
-    assert find_remedies(plan).tp in (2, 4, 8)  # never 5, which divides its heads but not its neurons
-
-
-# Remedies
-
-
-@pytest.mark.parametrize(
-    ("fields", "gigabytes", "host"),
-    [
-        (published.LLAMA_3_1_8B, 24, 64),
-        (published.LLAMA_2_7B, 24, 16),
-        (published.LLAMA_2_7B, 24, 128),
-        (published.LLAMA_2_13B, 24, 128),
-        (published.QWEN2_5_7B, 14, 128),
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_every_remedy_helps(fields: Mapping[str, Any], gigabytes: int, host: int, dtype: torch.dtype) -> None:
-    plan = place_kv(workload(fields, dtype=dtype), Memory(gigabytes * GB, host * GB))
-    found = find_remedies(plan)
-    goal = "fits" if plan.verdict == "offloaded" else plan.verdict
-    assert plan.verdict != "fits"
-    assert found.tp or found.context or found.dtype
-    if found.context:
-        assert place_kv(workload(fields, found.context, dtype=dtype), plan.memory, "never").fits
-    if found.offloaded_context:
-        assert found.offloaded_context > (found.context or 0)
-        assert place_kv(workload(fields, found.offloaded_context, dtype=dtype), plan.memory).offloaded
-    if found.tp:
-        shared = place_kv(workload(fields, gpus=found.tp, dtype=dtype), plan.memory)
-        assert shared.verdict == "fits" if goal == "fits" else shared.fits
-    assert (found.dtype is None) or (dtype is torch.float32)
-    if found.dtype:
-        short = found.dtype_context or plan.workload.context
-        assert place_kv(workload(fields, short), plan.memory, "never" if goal == "fits" else "auto").fits
-    for flags in (f"--context {found.context}", f"--tp {found.tp}"):
-        assert (flags in advice(plan, plan, found)) == ("None" not in flags)
-
-
-def test_no_remedy() -> None:
-    plan = place_kv(workload(published.LLAMA_2_13B), Memory(4 * GB, 4 * GB, is_host=True))
-    assert {*dataclasses.asdict(find_remedies(plan)).values()} == {None}
-    assert advice(plan, plan, find_remedies(plan)) == "no single change makes it fit: use a smaller model"
-
-
-def test_a_plan_that_fits_needs_no_remedy() -> None:
+def test_a_plan_that_fits() -> None:
     plan = place_kv(workload(published.SMOLLM2_135M), Memory(24 * GB, 24 * GB))
-    assert {*dataclasses.asdict(find_remedies(plan)).values()} == {None}
-    assert advice(plan, plan, find_remedies(plan)) == ""
     assert verdict(plan) == "fits on the GPU"
 
 
@@ -615,6 +597,39 @@ def test_as_many_layers_as_fit_keep_their_weights_on_the_device() -> None:
     assert not place_kv(replace(work, streamable=False), Memory(16 * GB, 64 * GB)).fits
 
 
+def test_large_trees_have_room_where_weights_are_streamed() -> None:
+    def planned(tree: TreeOptions | None, gpu_layers: int | None = 3) -> Workload:
+        own, draft = (
+            Description("m", each, 4096, {}) for each in (published.CODELLAMA_34B, published.LLAMA_68M)
+        )
+        made = workload_of(own, draft, 4096, StackOptions("naive", tree=tree), GPU, torch.bfloat16)
+        return replace(made, gpu_layers=gpu_layers)
+
+    row = published.CODELLAMA_34B["vocab_size"] * (2 + 4 + 4)
+    none, usual = planned(None), planned(TreeOptions("sequoia", 64))
+    large, auto = planned(TreeOptions("sequoia", 512)), planned(TreeOptions("auto"))
+    assert usual.activations - none.activations == TREE_COPIES * 64 * row
+    assert large.activations == none.activations + TREE_COPIES * 512 * row
+    assert auto.activations == none.activations + TREE_COPIES * LARGEST_STREAMED * row
+    resident = planned(TreeOptions("auto"), None)
+    assert resident.activations - none.activations == TREE_COPIES * LARGEST_PLANNED * row
+    assert large.draft_caches > usual.draft_caches
+    assert (usual.slack, large.slack, auto.slack, resident.slack) == (SLACK, SLACK + 448, SLACK + 192, SLACK)
+    fitting, more = (
+        place_kv(replace(each, gpu_layers=None, streamable=True), Memory(24 * GB, 128 * GB))
+        for each in (usual, large)
+    )
+    assert more.workload.streamed_layers - fitting.workload.streamed_layers in (0, 1)
+
+
+def test_a_retrieval_cache_has_room_for_large_trees() -> None:
+    def slots(tree: TreeOptions | None) -> int:
+        return small_caches(StackOptions("triforce", tree=tree), in_place=False).retrieval
+
+    assert slots(None) == slots(TreeOptions("sequoia", 64))
+    assert slots(TreeOptions("sequoia", 256)) == slots(None) + 257 - 65
+
+
 def test_weights_and_keys_and_values_in_host_memory() -> None:
     plan = place_kv(streamable(published.CODELLAMA_34B, 131_072), Memory(24 * GB, 128 * GB))
     assert (plan.verdict, plan.resident) == ("offloaded", 0)
@@ -634,8 +649,8 @@ def test_keys_and_values_go_first_where_a_middle_level_drafts() -> None:
     assert other.copied() < plan.copied() < MIDDLE_LEVEL * other.copied()
     (remark,) = (text for name, _, text in rows(plan, None) if name == "each forward")
     assert remark.endswith(
-        f"; keys and values stream, as weights would be {readable(other.copied())} but leave no middle level, which "
-        "confirms about 3 times the tokens"
+        f"; keys and values stream, because streaming weights would copy {readable(other.copied())} and rule out the "
+        "middle level, with which a forward confirms about 3 times as many tokens"
     )
 
 
@@ -722,17 +737,14 @@ def test_what_streamed_weights_cost() -> None:
     plan = place_kv(work, Memory(24 * GB, 64 * GB))
     of = {name: remark for name, _, remark in rows(plan, None)}
     assert (
-        of["weights"] == "of 2 streamed and 20 resident layers; layers 21 to 40 in 16 bits stream: "
-        "231 ms for copies in each forward, at 55 GB/s"
+        of["weights"] == "of 20 layers, and of 2 at a time of the others, which are in host memory; "
+        "layers 21 to 40 in 16 bits stream: copying them takes 231 ms per forward, at 55 GB/s"
     )
-    assert of["activations"].endswith(", each of which streams the weights once")
+    assert of["activations"].endswith(", each of which copies the streamed weights once")
     whole = MemoryPlan(replace(work, gpu_layers=None), plan.memory, 40)
     assert plan.parts["retrieval"] == 0 < whole.parts["retrieval"]
 
 
-def test_what_would_keep_weights_on_the_device() -> None:
+def test_weights_that_do_not_stay_on_the_device() -> None:
     plan = place_kv(streamable(published.LLAMA_2_13B, 4096), Memory(24 * GB, 64 * GB))
-    found = find_remedies(plan)
-    assert (found.context, found.tp) == (None, 2)
-    assert advice(plan, plan, found) == "would fit without host memory with --tp 2"
     assert not with_resident_weights(plan, "auto").fits

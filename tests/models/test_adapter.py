@@ -167,7 +167,7 @@ def test_what_does_not_fit_is_one_line(adapter: Path, damage: Callable[[Path], N
 
 def test_an_adapter_on_an_adapter_is_refused(adapter: Path, tmp_path: Path) -> None:
     second = save_adapter(tmp_path / "second", adapter)
-    with pytest.raises(ModelError, match=r"second: its base .*adapter is an adapter itself"):
+    with pytest.raises(ModelError, match=r"second: its base .*adapter is itself an adapter"):
         load(second)
 
 
@@ -176,5 +176,5 @@ def test_an_adapter_on_an_adapted_preset_is_refused(
 ) -> None:
     monkeypatch.setattr(presets, "PRESETS", (Preset("mine", None, 2048, adapter=str(adapter)),))
     second = save_adapter(tmp_path / "second", adapter, base_model_name_or_path="mine")
-    with pytest.raises(ModelError, match="its base mine is an adapter itself"):
+    with pytest.raises(ModelError, match="its base mine is itself an adapter"):
         load(second)

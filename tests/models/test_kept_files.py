@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 from support.tiny_models import save_model, write_gguf
 
+from triforce_chat.engine.forward import attention as own_attention
 from triforce_chat.errors import ModelError
 from triforce_chat.models import kept_files, model_cache
 from triforce_chat.models.kept_files import kept_folder
@@ -86,6 +89,37 @@ def test_other_files_beside_a_model_do_not_count(source: ModelSource) -> None:
         assert tokens_of(source) == expected
 
 
+def refuse(name: str, patch: pytest.MonkeyPatch) -> None:
+    """The system does not let a file of this name be read, whoever asks."""
+    open_any = Path.open
+
+    def opened(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name == name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return open_any(path, *arguments, **options)
+
+    patch.setattr(Path, "open", opened)
+
+
+def test_a_file_that_cannot_be_read_is_no_obstacle_unless_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = resolve(str(save_model(tmp_path / "model")))
+    (source.folder / "vocab.secret").write_text("x")
+    expected = tokens_of(source)
+    refuse("vocab.secret", monkeypatch)
+    assert tokens_of(source) == expected
+    with no_reading():
+        assert tokens_of(source) == expected
+    refuse("model.safetensors", monkeypatch)
+    with pytest.raises(ModelError, match=r"cannot be loaded: .*/model/model.safetensors: Permission denied$"):
+        load_model(str(source.folder), attention=own_attention.NAME)
+    (source.folder / "model.safetensors.index.json").write_text("{}")
+    refuse("model.safetensors.index.json", monkeypatch)
+    with pytest.raises(ModelError, match=r"^model: model.safetensors.index.json cannot be read \(Permission"):
+        resolve(str(source.folder))
+
+
 @pytest.mark.parametrize("name", ["transformers", "tokenizers"])
 def test_another_version_reads_again(source: ModelSource, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     load_config(source)
@@ -125,3 +159,24 @@ def test_only_the_latest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load_config(resolve(str(save_model(tmp_path / name))))
     names = {path.name.partition("-")[0] for path in kept_folder().iterdir() if path.is_dir()}
     assert names == {"second", "third"}
+
+
+def test_nothing_is_kept_of_models_that_are_gone(tmp_path: Path) -> None:
+    for name in ("gone", "here"):
+        load_config(resolve(str(save_model(tmp_path / name))))
+    shutil.rmtree(tmp_path / "gone")
+    load_config(resolve(str(save_model(tmp_path / "new"))))
+    assert {path.name.partition("-")[0] for path in kept_folder().iterdir()} == {"here", "new"}
+
+
+def test_what_is_left_of_failures_is_stale(tmp_path: Path) -> None:
+    load_config(resolve(str(save_model(tmp_path / "model"))))
+    (kept,) = (path for path in kept_folder().iterdir() if path.is_dir())
+    (kept_folder() / "failed-0123-config.lock").touch()
+    assert kept_files.discard_stale() == 0
+    assert {path.suffix for path in kept_folder().iterdir()} == {"", ".lock"}
+    (kept / model_cache.MANIFEST).write_text("{")
+    size = kept_files.kept_size()
+    assert size > 100
+    assert kept_files.discard_stale() == size
+    assert not list(kept_folder().iterdir())

@@ -18,11 +18,11 @@ from transformers.utils import logging as transformers_logging
 
 from triforce_chat.chat.template import ChatFormat, Message
 from triforce_chat.errors import ModelError, OutOfMemory
-from triforce_chat.models import load
+from triforce_chat.models import load, placement
 from triforce_chat.models.end_tokens import repair_gguf_tokenizer
 from triforce_chat.models.load import LoadedModel, check_draft, load_model
 from triforce_chat.models.packed import SMOLLM2_135M
-from triforce_chat.models.placement import OnCpu
+from triforce_chat.models.placement import OnCpu, OnGpu
 from triforce_chat.models.registry import resolve
 from triforce_chat.models.silence_logs import silence_logs
 from triforce_chat.models.stored_weights import stored_weights
@@ -193,8 +193,13 @@ def test_logs_are_silenced_and_restored(
 
 
 @pytest.mark.model
-def test_what_is_known_of_the_small_model_s_file_before_it_is_here() -> None:
+def test_what_is_known_of_the_small_model_s_file_before_it_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stored_weights(resolve("smollm2-135m"), OnCpu()) == SMOLLM2_135M.stored
+    monkeypatch.setattr(placement, "kernels_compile", lambda: True)
+    on_gpu = stored_weights(resolve("smollm2-135m"), OnGpu(torch.device("cuda"), torch.bfloat16))
+    assert on_gpu == SMOLLM2_135M.repacked
+    assert on_gpu is not None
+    assert on_gpu.blocks == SMOLLM2_135M.repacked.blocks
 
 
 @pytest.mark.model

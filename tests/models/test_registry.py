@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -116,11 +117,36 @@ def test_an_incomplete_folder(folder: Path, index: str, message: str) -> None:
         resolve(str(folder))
 
 
+def test_a_folder_that_may_not_be_looked_into(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path / "adapter_config.json"))
+
+    monkeypatch.setattr(registry, "is_adapter", refuse)
+    with pytest.raises(ModelError, match=r"adapter_config.json: Permission denied$"):
+        resolve(str(folder))
+
+
 @pytest.mark.parametrize("name", ["nowhere", "./a/b", "~/nowhere", "a/b/c", "/no/such", "a\\b", ""])
 def test_names_of_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match="give a preset"):
         resolve(name or "''")
+
+
+@pytest.mark.parametrize(
+    ("name", "offered"),
+    [
+        ("smal", "'small'"),
+        ("Large", "'large'"),
+        ("llama-3", "'llama-3.1-8b' or 'llama-3.2-1b'"),
+        ("qwen3", "'qwen3-8b' or 'qwen3-8b-128k' or 'qwen3-0.6b'"),
+    ],
+)
+def test_the_nearest_presets_are_offered(name: str, offered: str) -> None:
+    with pytest.raises(ModelError) as refusal:
+        resolve(name)
+    told = f"no model '{name}'; did you mean {offered}? 'triforce-chat models ls' lists the presets"
+    assert str(refusal.value) == told
 
 
 def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_a_chat_on_two_ranks(folder: Path, environ: dict[str, str]) -> None:
     flags = ("--model", "tiny", "--draft", "none", "--device", "cpu", "--tp", 2, "--max-tokens", 60_000)
     person = Terminal("-m", "triforce_chat", "chat", *flags, cwd=folder, environ=environ)
     try:
-        person.until("Ctrl-D leaves", ">", seconds=PATIENCE)
+        person.until("Ctrl-D exits", ">", seconds=PATIENCE)
         person.send(f"Why?{ENTER}")
         person.until("tokens/s", seconds=PATIENCE)
         person.send(CTRL_C)

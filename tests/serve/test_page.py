@@ -80,7 +80,7 @@ def test_a_conversation(
     pausing.may.set()
     page.until("document.querySelector('.sources') != null")
     assert "<i>You asked</i> Why? and I say so." in text(page)
-    assert "The Book, page 7 (61 %): “The keeper <b>lit</b> the lamp.”" in text(page)
+    assert "The Book p. 7 (61 %): “The keeper <b>lit</b> the lamp.”" in text(page)
     page.picture(tmp_path / "page.png")
     assert page.run("document.documentElement.scrollWidth") <= size[0]
     assert page.run("document.getElementById('send').getBoundingClientRect().height") >= 44  # for a thumb

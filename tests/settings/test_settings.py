@@ -40,6 +40,9 @@ def test_accepted(name: str, value: Any) -> None:
     [
         ({"stack": "turbo"}, "no stack 'turbo'; choose one of auto, triforce"),
         ({"policy": "max"}, "no policy 'max'; choose one of mean, minmax"),
+        ({"stack": "triforc"}, r"no stack 'triforc'; choose one of .*; did you mean 'triforce'\?"),
+        ({"policy": "minmx"}, r"no policy 'minmx'; choose one of .*; did you mean 'minmax'\?"),
+        ({"tree": "sequoi"}, r"no tree 'sequoi'; choose one of .*; did you mean 'sequoia'\?"),
         ({"dtype": "int8"}, "no dtype 'int8'; choose one of auto, float32"),
         ({"chunk": 0}, "chunk must be at least 1, not 0"),
         ({"draft_gamma": 0}, "draft-gamma must be at least 1, not 0"),
@@ -50,7 +53,8 @@ def test_accepted(name: str, value: Any) -> None:
         ({"chunk": 1025}, "chunk must be at most 1024, not 1025"),
         ({"gamma": 64}, "gamma must be at most 63, not 64"),
         ({"tree": "bush"}, "no tree 'bush'; choose one of chain, auto"),
-        ({"tree_size": 65}, "tree-size must be at most 64, not 65"),
+        ({"tree_size": 513}, "tree-size must be at most 512, not 513"),
+        ({"tree_depth": 33}, "tree-depth must be at most 32, not 33"),
         ({"draft_gamma": 33}, "draft-gamma must be at most 32, not 33"),
         ({"endless": "rot"}, "no endless 'rot'; choose one of off, streaming, h2o"),
         (
@@ -122,6 +126,7 @@ def test_defaults_come_back(name: str, text: str) -> None:
     ("name", "text", "complaint"),
     [
         ("model", "other", "no setting 'model'; there are stack, budget"),
+        ("temprature", "1", r"no setting 'temprature'; there are .*; did you mean 'temperature'\?"),
         ("", "1", "no setting ''"),
         ("temperature", "warm", "temperature takes a number, not 'warm'"),
         ("temperature", "nan", "temperature must be 0 or more"),

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from triforce_chat.engine.speculation.arm import HOPE, Arm
+from triforce_chat.engine.speculation.arm import HOPE, LEVEL_HOPE, Arm
+from triforce_chat.engine.speculation.cost_model import GUESS, LEVEL_GUESS
 from triforce_chat.engine.speculation.lookup import ORDERS, PRIOR
 from triforce_chat.engine.speculation.plan import Plan
 from triforce_chat.engine.speculation.planner import Planner
@@ -144,7 +145,8 @@ class Answering:
 def arms_of(chances: Sequence[Chance], plain: float = 0.0) -> list[Arm]:
     """Their arms; with the time of a token of plain decoding the costs are forecast."""
     shares = [chance.cost / plain if plain else 0.0 for chance in chances]
+    guesses = [LEVEL_GUESS if chance.hope == LEVEL_HOPE else GUESS for chance in chances]
     return [
-        Arm(Nobody(), forecast=lambda _, share=share: share, hope=chance.hope)  # type: ignore[arg-type,misc]
-        for chance, share in zip(chances, shares, strict=True)
+        Arm(Nobody(), forecast=lambda _, share=share: share, hope=chance.hope, guess=guess)  # type: ignore[arg-type,misc]
+        for chance, share, guess in zip(chances, shares, guesses, strict=True)
     ]

@@ -10,6 +10,7 @@ from rich.console import Console
 from support.consoles import written
 from support.fakes import ScriptedConversation
 from triforce_chat.documents import Document, Heading, Page
+from triforce_chat.documents.reader import EmptyFile
 from triforce_chat.errors import DocumentError
 from triforce_chat.ui.repl import Labels, Repl
 from triforce_chat.ui.terminal import Detail, Screen
@@ -34,6 +35,8 @@ class Chat:
         self.read.append((path, pages))
         if path == "missing.pdf":
             raise DocumentError("missing.pdf cannot be read")
+        if path.endswith("empty.txt"):
+            raise EmptyFile(f"{path}: empty")
         return Document(Path(path).name, path, PAGES, headings=HEADINGS)
 
     def ask(self, *lines: str) -> tuple[str, str]:

@@ -98,7 +98,7 @@ def kernels_of(
     kv: torch.dtype | None = None,
 ) -> list[Kernels]:
     """Of a target and a draft with the same configuration."""
-    sizes, trees = Dimensions.of(config), options.tree is not None
+    sizes, trees = Dimensions.of(config), options.tree.most if options.tree else 0
     lists = options.policy == "attention"
     capacities = [CONTEXT + SLACK, *([] if lists else [retrieval_budget(options).capacity])]
     copied = STACKS[options.name].quantized_copies > 0
@@ -110,7 +110,7 @@ def kernels_of(
         "kv": kv,
     }
     target = Kernels(sizes, torch.float32, capacities, SMALL_BUDGET, lists, True, **more)
-    window = [SINKS + WINDOW + options.hop]
+    window = [options.window]
     drawn = sizes.vocabulary
     return [target, Kernels(sizes, torch.float32, window, sequences=sequences, trees=trees, drawn=drawn)]
 
@@ -211,12 +211,17 @@ def of_a_small_draft() -> tuple[set[Any], set[Any]]:
             small(ids, torch.zeros(2, dtype=torch.long, device=META), step)
         ids, n = torch.zeros(19, dtype=torch.long, device=META), 15
         logits = small(
-            ids[:8], torch.zeros(2, dtype=torch.long, device=META), 7, None, Level(ids[9:17], 3, 2)
+            ids[:8], torch.zeros(2, dtype=torch.long, device=META), 7, None, Level(ids[9:17, None], 3, 2)
         )
-        links, lines = torch.empty_like(ids[:1]).expand(2, n + 1), torch.empty_like(ids[:1]).expand(n + 1, 4)
+        one = torch.empty_like(ids[:1])
+        links, lines = one.expand(1, 2, n + 1), one.expand(1, n + 1, 4)
         numbers, since = torch.empty(1, n, dtype=torch.float64, device=META), logits[:1].short()
-        how, probs = kernels.Drawing(0.6, numbers, 1.2, since), torch.empty(n, logits.shape[1], device=META)
-        kernels.draw_children(logits, how, links.clone(), lines.clone(), ids[1:9], 2, ids[:n].clone(), probs)
+        how, probs = (
+            kernels.Drawing(0.6, numbers, 1.2, since),
+            torch.empty(1, n, logits.shape[1], device=META),
+        )
+        given = how, links.clone(), lines.clone(), ids[None, 1:9], 2, ids[None, :n].clone(), probs
+        kernels.draw_children(logits[None], *given)
 
     sizes = Dimensions.of(config.to_dict())
     window = [SINKS + WINDOW + HOP]
@@ -264,6 +269,10 @@ def main() -> None:
     with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
         launched, ahead = answered("triforce", patch, tree=TreeOptions("sequoia", 16, 4))
         found["trees"] = [key[0] for key in ahead], [str(key) for key in launched - ahead]
+    with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
+        tree = TreeOptions("sequoia", 16, 4)
+        launched, ahead = answered("naive", patch, SEQUENCES, CONTEXT + SLACK - 90, tree=tree)
+        found["trees together"] = [key[0] for key in launched], [str(key) for key in launched - ahead]
     for kv in KEPT:
         with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
             launched, ahead = answered("triforce", patch, kv=kv)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 Words = Any  # uint32 numbers
 WARP = 32  # threads
@@ -41,12 +42,23 @@ def halves_less(a: Words, b: Words) -> Words:
     return (a.view(np.float16) - b.view(np.float16)).view(np.uint32)
 
 
+def halves_fused(a: Words, b: Words, c: Words) -> Words:
+    """``fma.rn.bf16x2``: of two numbers of 16 bits each, rounded once."""
+
+    def wide(words: Words) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(words).view(np.int16)).view(torch.bfloat16).double()
+
+    made = (wide(a) * wide(b) + wide(c)).bfloat16().view(torch.int16)
+    return made.numpy().view(np.uint32)
+
+
 INSTRUCTIONS: dict[str, Callable[..., Words]] = {
     "and.b32": np.bitwise_and,
     "or.b32": np.bitwise_or,
     "xor.b32": np.bitwise_xor,
     "mov.b32": np.copy,
     "sub.f16x2": halves_less,
+    "fma.rn.bf16x2": halves_fused,
     "shfl.sync.idx.b32": from_lane,
     "shr.u32": np.right_shift,
     "prmt.b32": bytes_picked,

@@ -17,6 +17,7 @@ from triforce_chat.engine.forward.attention import folded_attention
 from triforce_chat.engine.kernels.quantized_weight import RUN
 from triforce_chat.engine.sampling.ops import Uniforms, imposed, warp
 from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.tree import WORD
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -76,7 +77,9 @@ def decode_attention(
     view = KVView(keys[None, :, :width], values[None, :, :width], end)
     if tree is not None:
         origin = int(tree.origin)
-        flags = torch.stack([tree.masks >> at & 1 == 1 for at in range(end - origin)], 1)
+        flags = torch.stack(
+            [tree.masks[:, at // WORD] >> at % WORD & 1 == 1 for at in range(end - origin)], 1
+        )
         view = view._replace(visible=torch.cat([torch.ones(len(q), 1, dtype=torch.bool), flags], 1))
     return folded_attention(q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
 
@@ -147,6 +150,7 @@ def attend_together(
     scale: float,
     most: int,
     prefix: kernels.Prefix | None = None,
+    tree: kernels.Ancestors | None = None,
 ) -> Tensor:
     out = torch.full_like(q, float("nan"))
     starts = sequences.starts.tolist()
@@ -156,13 +160,16 @@ def attend_together(
             continue
         place, at = int(sequences.places[i]), int(sequences.at[i])
         assert at + end - start <= most
-        parts = keys[place], values[place]
+        parts, shared = (keys[place], values[place]), 0
         if prefix is not None:
             length = int(prefix.length)
             before = prefix.keys[:, :length], prefix.values[:, :length]
             parts = torch.cat([before[0], parts[0]], 1), torch.cat([before[1], parts[1]], 1)
-            at += length
-        out[start:end] = decode_attention(q[start:end], *parts, torch.tensor(at), scale, 1 << 30)
+            at, shared = at + length, length
+        own = None
+        if tree is not None:
+            own = kernels.Ancestors(tree.masks[start:end], tree.origin[i] + shared)
+        out[start:end] = decode_attention(q[start:end], *parts, torch.tensor(at), scale, 1 << 30, tree=own)
     return out
 
 

@@ -211,6 +211,7 @@ def build_wheel(folder: Path, parts: int = 1) -> PackedModel:
             _wheel(folder, f"tiny-gguf{n or ''}", data[n * length : (n + 1) * length]) for n in range(parts)
         ),
         stored=StoredWeights("F32", len(data), len(data)),
+        repacked=StoredWeights("F32", len(data), len(data)),
     )
 
 

@@ -31,7 +31,7 @@ from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.speculative import Round, Speculative
-from triforce_chat.engine.tree import Branches
+from triforce_chat.engine.tree import WORD, Branches
 
 Context = tuple[int, ...]
 Distribution = dict[Context, float]
@@ -257,14 +257,14 @@ class ToyLoop:
     def branch(self, ids: Tensor, step: int, root: int, depth: int, masks: Tensor) -> Tensor:
         assert self.offset is not None
         start, cache = len(self.cache.ids) + self.offset, self.cache
-        held = [*cache.ids, *cache.beyond][: start + step] + ids.tolist()
+        held = [*cache.ids, *cache.beyond][: start + step] + ids[0].tolist()
         cache.beyond, tree = held[len(cache.ids) :], held[start + root + 1 :]
         found: list[Tensor] = []
-        for mask in masks.tolist():
-            path = [token for at, token in enumerate(tree) if mask >> at & 1]
+        for mask in masks[0].tolist():
+            path = [token for at, token in enumerate(tree) if mask[at // WORD] >> at % WORD & 1]
             assert len(path) in (0, depth), "another position than its depth"  # none where no row is
             found.append(self.model.logits((*held[: start + root + 1], *path)))
-        return torch.stack(found)
+        return torch.stack(found)[None]
 
 
 def random_table(vocabulary: int, seed: int, sharpness: float = 1.0) -> Callable[[Context], Tensor]:
@@ -467,6 +467,9 @@ class Walk:
     def only(self, i: int) -> OneOf:  # noqa: ARG002
         return OneOf(self)
 
+    def of(self, row: int) -> Walk:  # noqa: ARG002
+        return self
+
     def draw(self, weights: Tensor) -> Tensor:
         total = float(weights.double().sum())
         assert total > 0, "drawing from nothing"
@@ -489,6 +492,9 @@ class OneOf:
         return self.walk.accepts(p, q)
 
     def only(self, i: int) -> OneOf:  # noqa: ARG002
+        return self
+
+    def of(self, row: int) -> OneOf:  # noqa: ARG002
         return self
 
     def draw(self, weights: Tensor) -> Tensor:

@@ -13,11 +13,15 @@ from support.consoles import written
 from support.fakes import LIMIT, ScriptedConversation, answer_events, tally_of
 from support.terminal_emulator import screen_of
 
+from triforce_chat.chat.conversation import Turn
 from triforce_chat.chat.events import ChatEvent
+from triforce_chat.cli.chat import show_restored
 from triforce_chat.engine.events import Calibrated, Finished, Forgot, Prefilled, Rebuilt, Text, Verified
+from triforce_chat.settings.options import Options
 from triforce_chat.storage.sessions.serialization import dump_statistics, load_tally
+from triforce_chat.storage.sessions.session_opener import Restored
 from triforce_chat.ui import formatting
-from triforce_chat.ui.answer import show_answer
+from triforce_chat.ui.answer import show_answer, show_turn
 from triforce_chat.ui.panel import EnginePanel
 from triforce_chat.ui.terminal import Detail, Interrupt, Leave, Screen
 
@@ -304,7 +308,7 @@ def test_panel_without_drafts() -> None:
     panel.add(Verified("target", 0, 0))
     panel.add(Text((1,), "a"))
     lines = drawn(panel)
-    assert "nobody: plain decoding" in lines[1]
+    assert "none: plain decoding" in lines[1]
     assert "no drafts yet" in lines[2]
     assert "plain decoding (" not in lines[3]
     assert "not needed yet" in lines[4]
@@ -405,3 +409,26 @@ def test_a_stopped_answer_is_a_turn_of_the_conversation() -> None:
         conversation.ask("q"), Screen(Console(file=PressingFile()), Console(file=io.StringIO()), "bare")
     )
     assert [turn.answer for turn in conversation.turns] == ["one two three four five six seven ei"]
+
+
+@pytest.mark.parametrize(
+    ("question", "shown"),
+    [
+        ("Why?", "> Why?\n"),
+        ("a line\n" * 3711, "> a line\n" + "a line\n" * 4 + "… and 3,706 more lines\n"),
+        ("x" * 200_000, f"> {'x' * 999}…\n"),
+    ],
+)
+def test_of_a_long_question_the_beginning_is_shown_again(question: str, shown: str) -> None:
+    on = screen("plain")
+    show_turn(Turn(question, "So.", tally_of(answer_events("So."))), on)
+    assert written(on.out) == f"{shown}So.\n"
+
+
+def test_of_a_long_question_without_an_answer_a_line_is_shown() -> None:
+    on = screen("plain")
+    restored = Restored("one", 1, 0.0, (), False, "a line\n" * 3711)
+    show_restored(restored, Options(), on)
+    last = written(on.err).splitlines()[-1]
+    assert last.startswith("its last question has no answer: a line a line")
+    assert len(last) < 100

@@ -13,7 +13,7 @@ from support.consoles import written
 
 from triforce_chat.chat.events import ChatEvent
 from triforce_chat.documents import Document, Page
-from triforce_chat.errors import UsageError
+from triforce_chat.errors import DocumentError, UsageError
 from triforce_chat.ui.clipboard import copy_to_clipboard
 from triforce_chat.ui.command_table import Next
 from triforce_chat.ui.export import describe_document
@@ -42,6 +42,7 @@ def test_an_error_is_one_line_and_the_chat_goes_on() -> None:
 
 def test_the_closest_command_is_suggested() -> None:
     assert "did you mean /stats?" in Chat().ask("/stat")[1]
+    assert "there is no command /stat; did you mean /stats?" in Chat().ask("/help stat")[1]
 
 
 def test_help_lists_every_command_with_its_arguments() -> None:
@@ -53,11 +54,11 @@ def test_help_lists_every_command_with_its_arguments() -> None:
 
 def test_pages() -> None:
     chat = Chat()
-    assert "there is no document" in chat.ask("/pages")[1]
+    assert "no document yet" in chat.ask("/pages")[1]
     chat.ask("/doc book.pdf")
     assert chat.ask("/pages")[1] == "book.pdf: 5 pages (2, 4 without text)\n"
     shown = chat.ask("/pages 2-3,5")[1]
-    assert shown == "book.pdf, page 2\n(no text)\nbook.pdf, page 3\nIt was day.\nbook.pdf, page 5\nEnd.\n"
+    assert shown == "book.pdf p. 2\n(no text)\nbook.pdf p. 3\nIt was day.\nbook.pdf p. 5\nEnd.\n"
     assert "no document has 99" in chat.ask("/pages 99")[1]
     assert "is not a page or a range of pages" in chat.ask("/pages x")[1]
     assert chat.ask("/pages 4-")[1].count("book.pdf") == 2
@@ -65,7 +66,7 @@ def test_pages() -> None:
 
 def test_chapters() -> None:
     chat = Chat()
-    assert "there is no document" in chat.ask("/chapters")[1]
+    assert "no document yet" in chat.ask("/chapters")[1]
     chat.ask("/doc book.pdf")
     assert chat.ask("/chapters")[1] == "book.pdf: 2 chapters\n1  1 Night  p. 1\n2  2 Day    p. 3\n"
     assert chat.ask("/chapter 2")[1] == "book.pdf, 2 Day\nIt was day.End.\n"
@@ -93,6 +94,9 @@ def test_stats_retry_tokens_clear() -> None:
     stats = chat.ask("/stats")[1]
     assert "4.0 tokens per round" in stats
     assert "retrieval cache built once (first use), at token 41,000" in stats
+    assert stats.count("retrieval cache built") == 1, "each figure is there once"
+    assert "drafts accepted" not in stats, "the table has that"
+    assert "75 %" in stats
     assert "context 0 / 131,072 tokens (0 %), 131,072 left" in chat.ask("/tokens")[1]
     chat.ask("/clear")
     assert chat.conversation.turns == []
@@ -251,6 +255,16 @@ def test_a_folder_or_a_pattern_adds_all_of_its_documents(tmp_path: Path) -> None
     assert chat.read == [(str(tmp_path / "a.txt"), None), (str(tmp_path / "b.md"), None)]
     chat.ask(f"/doc {tmp_path}/*.md 1-2")
     assert chat.read[2:] == [(str(tmp_path / "b.md"), "1-2")]
+    told = chat.ask(f"/doc {tmp_path}")[1]
+    assert told == "a.txt is already in this chat\nb.md is already in this chat\n"
+    assert [document.title for document in chat.conversation.documents] == ["a.txt", "b.md"]
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "new.txt").touch()
+    assert chat.ask(f"/doc {tmp_path}")[1].startswith(
+        f"{tmp_path}/empty.txt: empty, skipped\na.txt is already"
+    )
+    assert "empty.txt: empty" in chat.ask(f"/doc {tmp_path}/empty.txt")[1]
+    assert chat.code == DocumentError.exit_code
 
 
 def test_drop() -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,13 @@ from support.fakes import ScriptedConversation
 from support.places import ROOT, SUPPORT
 from support.pseudo_terminal import CTRL_C, CTRL_D, Terminal
 
+from triforce_chat.chat.events import ChatEvent
 from triforce_chat.documents import Document, Page
+from triforce_chat.engine.events import Finished, FinishReason, Text
 from triforce_chat.errors import INTERRUPTED, DoesNotFit
 from triforce_chat.ui.prompt import SlashCompleter
-from triforce_chat.ui.repl import HINT, Labels, Repl
-from triforce_chat.ui.terminal import Screen
+from triforce_chat.ui.repl import FIRST_HINTS, HINT, REMEDIES, UNREAD, Labels, Repl
+from triforce_chat.ui.terminal import Detail, Screen
 
 ALT_ENTER = "\x1b\r"
 
@@ -29,12 +33,14 @@ ALT_ENTER = "\x1b\r"
 class Chat:
     """The REPL on a pipe of keys."""
 
-    def __init__(self, *answers: str | Exception, history: Path | None = None) -> None:
+    def __init__(
+        self, *answers: str | Exception, history: Path | None = None, detail: Detail = "bare"
+    ) -> None:
         self.conversation = ScriptedConversation(*answers)
         self.out, self.err = Console(file=io.StringIO()), Console(file=io.StringIO(), width=100)
         self.read: list[str] = []
         labels = Labels("model", "stack")
-        screen = Screen(self.out, self.err, "bare")
+        screen = Screen(self.out, self.err, detail)
         self.repl = Repl(self.conversation, self._document, screen, lambda: labels, history)
 
     def _document(self, path: str, _pages: str | None) -> Document:
@@ -102,6 +108,61 @@ def test_completion(tmp_path: Path) -> None:
     assert offered("text /he") == offered("/clear x") == offered("/set\nx") == []
 
 
+def stopped_at(count: int, events: Iterator[ChatEvent]) -> Generator[ChatEvent, None, None]:
+    """The events, with a Ctrl-C at the one of this number."""
+    for number, event in enumerate(events, 1):
+        if number == count:
+            os.kill(os.getpid(), signal.SIGINT)
+        yield event
+
+
+def test_a_stopped_first_reading_says_what_was_read_and_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = Chat("fine", history=tmp_path / "history", detail="plain")
+    chat.conversation.add(Document("book", "book", (Page(1, "x"),)))
+    prefill = chat.conversation.prefill
+    monkeypatch.setattr(chat.conversation, "prefill", lambda: stopped_at(2, prefill()))
+    assert chat.type(f"go on\r{CTRL_D}") == 0
+    stopped = "stopped while reading, 21,000 of 41,000 tokens done\n"
+    header, introduction, rest = chat.remarks.partition(FIRST_HINTS[0])
+    assert header.startswith("model · stack · /help shows the commands")
+    assert introduction
+    assert f"{stopped}{REMEDIES[UNREAD]}\n" in rest
+    assert chat.said == "fine\n"
+
+
+def test_a_stopped_answer_can_be_continued() -> None:
+    chat = Chat("It was night. It rained.", detail="plain")
+    ask = chat.conversation.ask
+    chat.conversation.ask = lambda question: stopped_at(8, ask(question))  # type: ignore[method-assign]
+    chat.type(f"Why?\r{CTRL_D}")
+    assert "\nstopped after 4 tokens" in chat.remarks
+    assert "\n/continue resumes the answer\n" in chat.remarks
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ("length", "--max-tokens allows longer answers"),
+        ("repetition", "--loop-guard 0 lets an answer repeat"),
+    ],
+)
+def test_only_who_can_type_is_told_of_continue(reason: FinishReason, advice: str) -> None:
+    def cut(_question: str) -> Iterator[ChatEvent]:
+        yield from (Text((1,), "So."), Finished(reason, 9, 0, 1, 0.1, 0.1, 0.1))
+
+    for typed in (True, False):
+        chat = Chat(detail="plain")
+        chat.conversation.ask = cut  # type: ignore[assignment, method-assign]
+        if typed:
+            chat.type(f"Why?\r{CTRL_D}")
+        else:
+            chat.repl.run_lines(["Why?"])
+        assert ("/continue resumes the answer" in chat.remarks) is typed
+        assert (advice in chat.remarks) is not typed
+
+
 def test_errors_do_not_end_the_chat() -> None:
     chat = Chat(DoesNotFit("the question needs 10 tokens,\n5 are left"), "short")
     assert chat.type(f"long\rshort\r{CTRL_D}") == 0
@@ -160,7 +221,7 @@ def test_a_chat_on_a_terminal(on_terminal: Callable[[float], Terminal]) -> None:
     terminal.send(CTRL_C)
     terminal.until(HINT)
     terminal.send("/pages\r")
-    terminal.until("there is no document")
+    terminal.until("no document yet")
     terminal.until(">")
     terminal.send(CTRL_D)
     assert terminal.close() == 0

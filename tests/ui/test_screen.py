@@ -83,7 +83,7 @@ def test_ctrl_z_at_the_prompt_suspends(opened: Callable[..., SeenTerminal]) -> N
     person = opened(shell(SUPPORT.parent))
     person.see("shell>")
     person.send(f"{sys.executable} {DEMO} 0{ENTER}")
-    person.see("Ctrl-D leaves >")
+    person.see("Ctrl-D exits >")
     person.send(CTRL_Z)
     person.see("Stopped")
     person.send(f"fg{ENTER}")
@@ -100,7 +100,7 @@ def test_every_signal_leaves_a_usable_terminal(
     person = opened(shell(SUPPORT.parent))
     person.see("shell>")
     person.send(f"{sys.executable} {DEMO} 0.03; echo code $?; stty -a{ENTER}")
-    person.see("Ctrl-D leaves >")
+    person.see("Ctrl-D exits >")
     if busy:
         person.send(f"Why?{ENTER}")
         person.see("never names the harbour")

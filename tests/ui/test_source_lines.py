@@ -27,7 +27,8 @@ SOURCES = (
 )
 WRONG = Citation("page", 12, 12, "no such  words", False, (Place("island", "page", 14),))
 FOUND = Sourced(SOURCES, (Citation("page", 3, 3, None, True), WRONG), 0.1)
-LINES = "sources: island p. 12, p. 31, notes section 4\np. 12 does not contain “no such words”; it is in island p. 14\n"
+LINES = "sources: island p. 12, p. 31, notes section 4\n"
+LINES += "p. 12 does not contain “no such words”; it appears in island p. 14\n"
 
 
 def shown(detail: Detail) -> tuple[str, str]:
@@ -71,15 +72,15 @@ def test_pages_of_a_long_list_are_cut_to_the_first_three() -> None:
         (Citation("page", 8, 9, None, False, (), False), "pp. 8-9 do not exist"),
         (
             Citation("page", 9, 9, "a", False, (), False),
-            "p. 9 does not exist; “a” is nowhere in the documents",
+            "p. 9 does not exist; “a” appears nowhere in the documents",
         ),
         (
             Citation("section", 1, 2, "a", False),
-            "sections 1-2 do not contain “a”; it is nowhere in the documents",
+            "sections 1-2 do not contain “a”; it appears nowhere in the documents",
         ),
         (
             Citation("page", 1, 1, "x" * 70, False, tuple(Place("b", "page", n) for n in (2, 3, 4, 5))),
-            f"p. 1 does not contain “{'x' * 59}…”; it is in b p. 2, p. 3, p. 4, …",
+            f"p. 1 does not contain “{'x' * 59}…”; it appears in b p. 2, p. 3, p. 4, …",
         ),
     ],
 )
@@ -100,8 +101,8 @@ def test_sources_command() -> None:
     chat.conversation.sourced = FOUND
     chat.ask("Why?")
     assert chat.ask("/sources")[1] == (
-        "island, p. 12 · 61 %\n  The map was here.\nisland, p. 31 · 20 %\n  No.\n"
-        "notes, section 4 · 10 %\np. 12 does not contain “no such words”; it is in island p. 14\n"
+        "island p. 12 · 61 %\n  The map was here.\nisland p. 31 · 20 %\n  No.\n"
+        "notes section 4 · 10 %\np. 12 does not contain “no such words”; it appears in island p. 14\n"
     )
 
 
@@ -115,7 +116,7 @@ def test_find_command() -> None:
     assert chat.ask("/find [bold")[1] == "0 hits\n"
     assert "/find needs words" in chat.ask("/find")[1]
     assert "no words to look for" in chat.ask("/find -")[1]
-    assert "there is no document" in Chat().ask("/find night")[1]
+    assert "no document yet" in Chat().ask("/find night")[1]
 
 
 def test_find_shows_twenty_sentences_and_counts_all() -> None:
@@ -167,7 +168,7 @@ def test_for_programs() -> None:
         "last_page": 12,
         "quote": "no such  words",
         "holds": False,
-        "found_on": [{"document": "island", "unit": "page", "page": 14}],
+        "found_on": [{"document": "island", "unit": "page", "page": 14, "where": ""}],
         "exists": True,
     }
     assert "sources" not in answer_object(tally_of(answer_events("a")), run_info)
@@ -190,8 +191,8 @@ def test_words_and_quotes_below_an_answer() -> None:
     missing = LookedUp("not a\nword of it", ())
     sourced = Sourced((), (), 0.1, quotes=(found, missing), standing=(stands,))
     assert list(below_answer(sourced)) == [
-        ("“sea chest” stands in isle p. 2, p. 7", "dim"),
-        ("“the lamp was out” is in isle p. 2", "dim"),
-        ("“not a word of it” is nowhere in the documents", "bold"),
+        ("“sea chest” appears in isle p. 2, p. 7", "dim"),
+        ("“the lamp was out” appears in isle p. 2", "dim"),
+        ("“not a word of it” appears nowhere in the documents", "bold"),
     ]
     assert [line.plain for line in details(sourced)][-2:] == [line for line, _ in below_answer(sourced)][-2:]

@@ -57,7 +57,7 @@ def chat(shelf: Path, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
 def test_a_person_at_a_terminal(chat: Callable[..., Terminal], shelf: Path) -> None:
     flags = ("--max-tokens", 20_000, "--stack", "triforce", "--loop-guard", 0)  # only Ctrl-C is to stop it
     person = chat(*flags, EDITOR=str(shelf / "edit"))
-    person.until("Ctrl-D leaves")
+    person.until("Ctrl-D exits")
     person.until(">")
     completes_by_tab_and_stops_a_prefill(person)
     stops_an_answer(person)
@@ -145,7 +145,7 @@ def writes_in_an_editor(person: Terminal) -> None:
 
 def test_a_window_that_is_closed_ends_the_program(chat: Callable[..., Terminal]) -> None:
     person = chat("--max-tokens", 20_000)
-    person.until("Ctrl-D leaves")
+    person.until("Ctrl-D exits")
     person.until(">")
     person.send(f"Why?{ENTER}")
     person.until("drafting")
@@ -177,7 +177,7 @@ def test_a_chat_that_goes_on_shows_its_last_turn_and_no_color_takes_colours_alon
 ) -> None:
     flags = ("--session", "kept", "--max-tokens", 8)
     person = chat(*flags)
-    person.until("Ctrl-D leaves")
+    person.until("Ctrl-D exits")
     person.send("Where is the quay?" + ENTER)
     person.until("stopped at the limit of 8 tokens", ">")
     assert person.leave() == 0

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from triforce_chat.chat.events import Citation, LookedUp, Place
 from triforce_chat.documents import Document, Page
+from triforce_chat.documents.places import located
+from triforce_chat.documents.search import pattern
 
 QUOTED_WORDS = 4  # fewer are a title, a name, or a word that is meant
 _NUMBERS = r"(?P<first>\d{1,5})(?:\s*(?:[-–—]|to|and|&)\s*(?P<last>\d{1,5}))?(?![\w]|[.,]\d)"
@@ -63,7 +65,7 @@ class _DocumentPages:
     def places_of(self, quote: str) -> tuple[Place, ...]:
         """The pages on which the quoted words begin; they may continue on the next page."""
         return tuple(
-            Place(document.title, document.unit, page.number)
+            Place(document.title, document.unit, page.number, where=_where(quote, document, page))
             for document in self.documents
             for page, following in zip(document.pages, [*document.pages[1:], None], strict=True)
             if _begins_on(quote, page, following)
@@ -194,6 +196,15 @@ def _begins_on(quote: str, page: Page, following: Page | None) -> bool:
     if following is None or contains(following.text, quote):
         return False
     return contains(_joined([page, following]), quote)
+
+
+def _where(quote: str, document: Document, page: Page) -> str:
+    """The chapter and lines of a quotation up to its first ellipsis; if it ends on another page, of its first words."""
+    whole = next(part for part in _ELLIPSIS.split(quote) if normalized(part).strip())
+    for words in (whole, " ".join(whole.split()[:QUOTED_WORDS])):
+        if found := pattern(words).search(page.text):
+            return located(document, page, found.start(), found.end())
+    return ""
 
 
 def _joined(pages: Sequence[Page]) -> str:

@@ -12,6 +12,10 @@ from triforce_chat.errors import DoesNotFit
 QUESTION_ROOM = 64  # tokens kept free for a question when a document is added
 CERTAIN = 3  # characters for each token of the context: shorter documents may fit and are not counted ahead
 LONGEST_TOKENS = 16  # characters each; the tokens of no text are longer on average
+OTHERWISE = (
+    "choose a longer --context or a model that has one; in chat, ask and summarize --endless streaming reads "
+    "all of it but remembers only the end (lossy)"
+)
 SHORTEST_ANSWER = 16  # tokens; a smaller --max-tokens is not worth suggesting
 
 
@@ -27,8 +31,8 @@ def check_document(added: TokenizedDocument, used: int, max_tokens: int, limit: 
     total = len(added.ids)
     room = max(0, limit - (needed - total))
     raise DoesNotFit(
-        f"{added.document.title}: {total:,} tokens do not fit: of the context's {limit:,}, {room:,} are "
-        f"free for it ({reserve:,} are kept for a question and its answer); {_advice(added, room)}"
+        f"{added.document.title}: {total:,} tokens do not fit: {_room(room, limit, reserve)}; "
+        f"{_advice(added, room)}"
     )
 
 
@@ -56,8 +60,8 @@ def check_before_weights(
                 total = counted * len(document.text) // read
                 begun = TokenizedDocument(replace(document, pages=pages), [], tokens, [])
                 raise DoesNotFit(
-                    f"{document.title}: about {total:,} tokens do not fit: of the context's {limit:,}, {room:,} "
-                    f"are free for it ({reserve:,} are kept for a question and its answer); {_advice(begun, room)}"
+                    f"{document.title}: about {total:,} tokens do not fit: {_room(room, limit, reserve)}; "
+                    f"{_advice(begun, room)}"
                 )
 
 
@@ -75,6 +79,10 @@ def check_question(prompt_tokens: int, max_tokens: int, limit: int) -> None:
     )
 
 
+def _room(room: int, limit: int, reserve: int) -> str:
+    return f"{room:,} of the context's {limit:,} are free ({reserve:,} are reserved for a question and its answer)"
+
+
 def _advice(added: TokenizedDocument, room: int) -> str:
     """The pages that would fit into ``room`` tokens, as an option to type; if not even one, how much of the first."""
     used, fitting = len(added.heading) + len(added.ending), 0
@@ -86,8 +94,6 @@ def _advice(added: TokenizedDocument, room: int) -> str:
     if not fitting:
         unit, first = added.document.unit, len(added.document.pages[0].text)
         share = f", only about {first * room // len(added.pages[0]):,} characters of it do" if room else ""
-        return (
-            f"its first {unit} alone does not fit{share}: shorten it, or choose a model with a longer context"
-        )
+        return f"its first {unit} alone does not fit{share}: shorten it, or {OTHERWISE}"
     numbers = runs(page.number for page in added.document.pages[:fitting])
-    return f"--pages {numbers} would fit, or choose a model with a longer context"
+    return f"--pages {numbers} would fit, or {OTHERWISE}"

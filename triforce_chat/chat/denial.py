@@ -108,5 +108,8 @@ def _places(phrase: str, documents: Sequence[Document]) -> tuple[Place, ...]:
     hits = islice(
         find(documents, re.compile(rf"\b{pattern(phrase).pattern}", re.IGNORECASE)), 10 * MOST_PAGES
     )
-    places = (Place(hit.document.title, hit.document.unit, hit.page) for hit in hits)
-    return tuple(dict.fromkeys(places))[: MOST_PAGES + 1]
+    first: dict[tuple[str, int], Place] = {}
+    for hit in hits:
+        place = Place(hit.document.title, hit.document.unit, hit.page, where=hit.where)
+        first.setdefault((place.document, place.page), place)
+    return tuple(first.values())[: MOST_PAGES + 1]

@@ -21,6 +21,8 @@ class Place:
     document: str  # its title
     unit: str  # "page" or "section"
     page: int
+    # Its chapter and lines; empty where the page's number tells the place.
+    where: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,6 @@ class Source(Place):
 
     share: float  # of the attention that the documents got
     sentence: str  # the one that got the most on this page
-    where: str = ""  # its chapter and lines; empty where the page's number tells the place
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,12 @@ class Tally:
             if self.top in self.levels:
                 self.levels[self.top] = self.levels.pop(self.top)
         return self.levels[name]
+
+    @property
+    def unread(self) -> bool:
+        """Whether a part of the prompt has yet to be read."""
+        read = self.prefill
+        return not self.token_ids and (read is None or read.done < read.total)
 
     @property
     def rounds(self) -> int:

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.engines import begin_on_gpu, compile_ahead, open_session, with_shown_model
+from triforce_chat.cli.engines import (
+    begin_on_gpu,
+    compile_ahead,
+    import_ahead,
+    open_session,
+    with_shown_model,
+)
 from triforce_chat.cli.options import PARALLEL, Documents, Parallel
 from triforce_chat.cli.output import print_json, screen_of, show_warning
 from triforce_chat.cli.reading import read_all
@@ -75,13 +81,14 @@ def summarize(
 
 def ask(
     arguments: Annotated[
-        list[str], typer.Argument(metavar='[DOC...] "QUESTION"', help="Documents, question.")
+        list[str], typer.Argument(metavar='[DOC...] "QUESTION"', help="Documents, then the question.")
     ],
     options: Options,
     several: Questions,
     compare_autoregressive: Compare = False,
     schema: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Answer in JSON of the JSON Schema in this file.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Answer in JSON that follows the JSON Schema in this file."),
     ] = None,
 ) -> None:
     """Ask a question about documents, or with --questions many at once."""
@@ -92,14 +99,18 @@ def ask(
         answer_several(arguments, several.questions, several.parallel, options, compare_autoregressive, form)
         return
     *documents, question = arguments
-    if is_document(question):
-        named = " ".join(map(quote, arguments))
-        raise UsageError(f'no question given, only documents; use: triforce-chat ask {named} "QUESTION"')
     if not question.strip():
-        raise UsageError("the question is empty")
+        raise UsageError(f"the question is empty; {usage(documents)}")
+    if is_document(question):
+        raise UsageError(f"no question given, only documents; {usage(arguments)}")
     answer(
         documents, question, options, compare_autoregressive, None if schema is None else read_schema(schema)
     )
+
+
+def usage(documents: list[str]) -> str:
+    """How to ask a question about these documents."""
+    return f'use: triforce-chat ask {"".join(f"{quote(each)} " for each in documents)}"QUESTION"'
 
 
 def read_schema(path: Path) -> dict[str, Any]:
@@ -143,7 +154,7 @@ def answer(
         show_warning(
             options,
             screen,
-            f"the beginning will have been forgotten: of {session.context_used:,} tokens, --endless keeps at most "
+            f"the beginning will be forgotten: of {session.context_used:,} tokens, --endless keeps at most "
             f"{eviction.keep:,}",
         )
     session.schema = schema
@@ -165,6 +176,7 @@ def opened(
     screen = screen_of(options)
     begin_on_gpu(options.settings)
     compile_ahead(EngineSpec(options.settings, sequences=sequences), screen)
+    import_ahead()
     texts, automatic = read_all(documents, options, screen), options.model == AUTO
     options = with_shown_model(options, screen)
     session, load_s = open_session(texts, options, screen)

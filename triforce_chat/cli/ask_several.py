@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from triforce_chat.cli.ask import opened
-from triforce_chat.cli.output import print_json, print_line, warn_of_chains
+from triforce_chat.cli.output import print_json, print_line
 from triforce_chat.cli.run_info import planned
 from triforce_chat.errors import ExactnessError, Interrupted, TriforceError
 from triforce_chat.settings.options import Options
@@ -42,7 +42,6 @@ def answer_several(
     questions = read_lines(path)
     session, options, screen, run_info = opened(documents, options, min(parallel, len(questions)))
     session.schema = schema
-    warn_of_chains(options, screen, parallel)
     asked = [(session, question) for question in questions]
     as_json = options.json or options.jsonl
     if compare:

@@ -14,7 +14,7 @@ from triforce_chat.cli.batch_job import BatchJob
 from triforce_chat.cli.batch_plans import BatchFiles, Plan, plan_of
 from triforce_chat.cli.engines import compile_ahead, fetch, with_shown_model
 from triforce_chat.cli.options import PARALLEL, Parallel
-from triforce_chat.cli.output import print_record, screen_of, warn_of_chains
+from triforce_chat.cli.output import print_record, screen_of
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import AUTO
@@ -36,27 +36,27 @@ class BatchWork:
         int | None,
         typer.Option(
             min=1,
-            help="Worker processes, each with an engine (default: one per GPU, or per --tp of them; without "
-            "several GPUs this process answers by itself).",
+            help="Number of worker processes (default: one per GPU, or per --tp GPUs; without "
+            "several GPUs, this process does the work itself).",
         ),
     ] = None
     parallel: Parallel = PARALLEL
     ray: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Workers on a Ray cluster: auto, local, or an address."),
+        typer.Option(metavar="ADDRESS", help="Run the workers on a Ray cluster: auto, local, or an address."),
     ] = None
     time_limit: Annotated[
         float | None,
-        typer.Option(min=0.1, help="Seconds that an answer may take, reading its book included."),
+        typer.Option(min=0.1, help="Maximum seconds per answer, including the reading of its book."),
     ] = None
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Answer the lines with an error again.")
+        bool, typer.Option("--retry-failed", help="Retry the lines that have an error.")
     ] = False
     retry_changed: Annotated[
         bool,
         typer.Option(
             "--retry-changed",
-            help="Answer again where a book, a request, the model or the settings are no longer the same.",
+            help="Answer again where a book, a request, the model or the settings have changed.",
         ),
     ] = False
 
@@ -68,11 +68,12 @@ def batch(
     documents: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[BOOK...]", help="Files, folders and patterns; with --requests the documents of all."
+            metavar="[BOOK...]",
+            help="Files, folders and patterns; with --requests, documents that all requests share.",
         ),
     ] = None,
 ) -> None:
-    """Answer questions about many books, or a file of requests; after an interruption the same command continues."""
+    """Answer questions about many books, or a file of requests; run it again to continue after an interruption."""
     from triforce_chat.batch.driver import NoWorkerLeft
     from triforce_chat.batch.output_file import NotWritten
     from triforce_chat.batch.run import require_all, stopped
@@ -82,7 +83,6 @@ def batch(
     if how.ray is not None:
         check_ray(options)
     plan = plan_of(paths, documents or [])
-    warn_of_chains(options, screen_of(options), how.parallel)
     shared = () if paths.requests is None else tuple(documents or ())
     job = BatchJob(options, options.model == AUTO, paths.requests, shared, how.parallel)
     run = Run(plan, job, how)

@@ -36,7 +36,7 @@ class BatchFiles:
     shard: Annotated[
         str | None,
         typer.Option(
-            metavar="I/N", help="Only part I of N, counted from 0; a book is always in the same part."
+            metavar="I/N", help="Process only part I of N, counted from 0; a book is always in the same part."
         ),
     ] = None
 

@@ -15,7 +15,7 @@ from triforce_chat.cli.engines import compile_ahead, open_answering, with_shown_
 from triforce_chat.cli.options import Documents, parse_list
 from triforce_chat.cli.output import TABLE_WIDTH, print_json, print_record, screen_of
 from triforce_chat.cli.reading import read_all
-from triforce_chat.engine.speculation.stack_specs import STACKS
+from triforce_chat.engine.speculation.stack_specs import LARGEST_STREAMED, STACKS
 from triforce_chat.errors import Interrupted, UsageError
 from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import AUTO, STORED, TREES, Settings
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 # The model that --inflate enlarges unless another one is named: it has a draft, and loads fast.
 INFLATED = "small"
 QUESTION_ROOM = 64  # tokens of a question of --shared
+USUAL_TREE = 64  # tokens of a tree that any stack's memory has room for
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -163,16 +164,28 @@ class Recipe:
     def loaded(self) -> Settings:
         """Those that the engine is loaded with before it takes the stacks of cases; not every stack drafts trees.
 
-        Memory is planned for a level over a quantized copy of the keys and values if a case has one.
+        Memory is planned for a level over a quantized copy of the keys and values if a case has one, and for the
+        largest trees where all cases that draft have the same stack.
         """
-        copies = [name for case in self.cases if STACKS[name := case.settings.stack].quantized_copies]
+        largest, stacks = self.largest, {case.settings.stack for case in self.cases if not case.plain}
+        if largest is not None and stacks == {largest.stack} and tree_size(largest) > USUAL_TREE:
+            return largest
+        copies = [name for name in stacks if STACKS[name].quantized_copies]
         return dataclasses.replace(self.settings, stack=[*copies, self.settings.stack][0], tree=TREES[0])
+
+    @property
+    def largest(self) -> Settings | None:
+        """Those of the case with the largest trees; None if none drafts trees."""
+        return max(
+            (case.settings for case in self.cases if case.settings.drafts_trees), key=tree_size, default=None
+        )
 
     @property
     def compiled(self) -> Settings:
         """The same with trees where a case drafts some, whose kernels are compiled ahead, too."""
-        trees = (case.settings.tree for case in self.cases if case.settings.drafts_trees)
-        return dataclasses.replace(self.settings, tree=next(trees, TREES[0]))
+        found = self.largest
+        tree, size = (TREES[0], None) if found is None else (found.tree, found.tree_size)
+        return dataclasses.replace(self.settings, tree=tree, tree_size=size)
 
     @property
     def sequences(self) -> int:
@@ -194,6 +207,11 @@ class Recipe:
         }
 
 
+def tree_size(settings: Settings) -> int:
+    """Tokens of the largest trees that these settings may draft, where a forward takes long."""
+    return settings.tree_size or (LARGEST_STREAMED if settings.tree == AUTO else 0)
+
+
 def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     """Measure ms/token, prefill and memory at several context lengths."""
     if chosen.trace and not chosen.profile:
@@ -204,8 +222,6 @@ def bench(documents: Documents, chosen: BenchOptions, options: Options) -> None:
     apart = "--same-text, " if chosen.shared and chosen.same_text else ""
     if several and (apart or chosen.profile or chosen.stock or chosen.peer or chosen.baselines):
         raise UsageError(f"{several} goes without {apart}--profile, --stock, --peer and --baselines")
-    if several:
-        require_chains_on_gpu(several, options.settings)
     if chosen.shared and chosen.batch:
         raise UsageError(
             "--shared asks about one text, --batch about several; measure them one after the other"
@@ -273,14 +289,6 @@ def require_rounding(shape: BigShape, settings: Settings) -> None:
         require_gpu(settings, f"--dtype {STORED} rounds an inflated model for a GPU's kernels")
     elif shape.bits == IN_8_BITS:
         raise UsageError(f"--inflate {shape.name} rounds weights; add --dtype {STORED}")
-
-
-def require_chains_on_gpu(several: str, settings: Settings) -> None:
-    """Raise UsageError for trees where a GPU runs the forwards of several sequences together."""
-    from triforce_chat.loading.gpu import find_gpu
-
-    if settings.drafts_trees and find_gpu(settings.device) is not None:
-        raise UsageError(f"{several} drafts chains on a GPU, no trees: leave out --tree")
 
 
 def shape_and_cap(chosen: BenchOptions) -> tuple[BigShape | None, int | None]:

@@ -79,7 +79,7 @@ def _parts(documents: list[Document]) -> Iterator[tuple[str, Chapter, Document]]
         chapters = chapters_of(document)
         if not chapters:
             raise UsageError(
-                f"{document.title} has no chapters that can be told from its headings; leave out --by"
+                f"{document.title} has no chapters that can be recognized by its headings; leave out --by"
             )
         for chapter in chapters:
             text = only(document, [chapter])

@@ -25,8 +25,10 @@ app = typer.Typer(help="The cache of documents already read.", no_args_is_help=T
 
 @app.command("ls")
 def list_texts(json: Json = False, debug: Debug = False) -> None:
-    """List the cached texts, the latest first."""
+    """List the cached texts, latest first."""
     with failures(debug):
+        from triforce_chat.models import kept_files
+
         cache = open_cache()
         texts, used = cache.texts(), cache.used()
         limit = cache.limit(used)
@@ -42,6 +44,9 @@ def list_texts(json: Json = False, debug: Debug = False) -> None:
             screen.out.print(WholeWords(table_of(texts)))
         usage = f"{readable(used)} of at most {readable(limit)} in {cache.folder}"
         screen.err.print(usage, markup=False, style="dim", soft_wrap=True)
+        if read := kept_files.kept_size():
+            beside = f"{readable(read)} of what was read of models' small files in {kept_files.kept_folder()}"
+            screen.err.print(beside, markup=False, style="dim", soft_wrap=True)
 
 
 @app.command("rm")
@@ -49,7 +54,9 @@ def remove(
     ids: Annotated[
         list[str] | None, typer.Argument(metavar="[ID...]", help="As 'cache ls' shows them.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Delete all cached texts.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Delete all cached texts, and what was read of models' small files.")
+    ] = False,
     yes: Yes = False,
     debug: Debug = False,
 ) -> None:
@@ -63,7 +70,9 @@ def remove(
             confirm_deletion(f"Delete {named(texts)}?")
         freed = cache.remove(texts)
         if everything:
-            freed += cache.collect()
+            from triforce_chat.models.kept_files import discard_all
+
+            freed += cache.collect() + discard_all()
         typer.echo(f"{readable(freed)} freed", err=True)
 
 
@@ -71,14 +80,19 @@ def remove(
 def collect(
     size: Annotated[
         float | None,
-        typer.Option(min=0, help="Keep at most this many GB (default: a quarter of the free disk)."),
+        typer.Option(min=0, help="Keep at most this many GB (default: a quarter of the free disk space)."),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Delete damaged and unfinished files, then the least recently used texts until the rest fits."""
+    """Delete damaged and unfinished files, then the least recently used texts until the rest fits.
+
+    What was read of the small files of models that are gone is deleted, too.
+    """
     with failures(debug):
+        from triforce_chat.models.kept_files import discard_stale
+
         cache = open_cache(None if size is None else size * GIGABYTE)
-        typer.echo(f"{readable(cache.collect())} freed", err=True)
+        typer.echo(f"{readable(cache.collect() + discard_stale())} freed", err=True)
 
 
 def open_cache(limit: float | None = None) -> CacheDirectory:

@@ -223,7 +223,7 @@ def begin(
         show_last_turn(session, screen)
     for document in documents:
         if opener.has(document):
-            show_notes([f"{document.title} is in the session already"], screen)
+            show_notes([f"{document.title} is already in the session"], screen)
         else:
             conversation.add(document)
     return conversation
@@ -232,6 +232,8 @@ def begin(
 def show_restored(restored: Restored, options: Options, screen: Screen) -> None:
     """Show which session is continued, and what has changed since."""
     from triforce_chat.ui import formatting
+    from triforce_chat.ui.clean import one_line
+    from triforce_chat.ui.command_table import SHOWN_QUESTION
 
     if restored.other_models:
         others = ", ".join(restored.other_models)
@@ -245,7 +247,8 @@ def show_restored(restored: Restored, options: Options, screen: Screen) -> None:
     used = formatting.local_time(restored.used)
     notes = [f"session {restored.name}: {formatting.count(restored.turns, 'turn')}, last used {used}"]
     if restored.unanswered is not None:
-        notes.append(f"its last question has no answer: {restored.unanswered}")
+        question = formatting.shorten(one_line(restored.unanswered), SHOWN_QUESTION)
+        notes.append(f"its last question has no answer: {question}")
     show_notes(notes, screen)
 
 

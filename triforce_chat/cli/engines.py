@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
+from importlib import import_module
+from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from triforce_chat.cli.output import show_notes, show_warning
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from triforce_chat.models.progress import Note
     from triforce_chat.ui.terminal import Screen
 
+LOADER = "triforce_chat.loading.load_engine"
 Made = TypeVar("Made")
 
 
@@ -98,6 +102,25 @@ def begin_on_gpu(settings: Settings) -> None:
     # Of several ranks each is a process of its own, on a GPU of its own.
     if settings.tp == 1 and not (released("torch") or "").endswith("+cpu"):
         begin_context(settings.device)
+
+
+def import_ahead() -> Thread | None:
+    """Have another thread import torch and what loads a model, while a process of its own parses documents.
+
+    None if that was done before. Where it fails, so will the import that needs it.
+    """
+    if LOADER in sys.modules:
+        return None
+    ahead = Thread(target=_import_loader, name="imports", daemon=True)
+    ahead.start()
+    return ahead
+
+
+def _import_loader() -> None:
+    from triforce_chat.loading.garbage import no_garbage_collection
+
+    with no_garbage_collection(), suppress(Exception):
+        import_module(LOADER)
 
 
 def open_engine(

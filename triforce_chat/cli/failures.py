@@ -14,7 +14,7 @@ from typing import IO
 
 import typer
 
-from triforce_chat.errors import Interrupted, TriforceError
+from triforce_chat.errors import Interrupted, TriforceError, reason_of
 
 USUAL_COLUMNS = 80  # of a terminal that does not say its size
 SIGNALLED = 128  # a shell's exit code of a process that a signal ended is this plus the signal's number
@@ -82,7 +82,7 @@ def _as_known(error: BaseException) -> TriforceError | None:
     if isinstance(error, KeyboardInterrupt):
         return Interrupted("interrupted")
     if isinstance(error, OSError):
-        return TriforceError(error.strerror or str(error))
+        return TriforceError(reason_of(error))
     from triforce_chat.models.failures import is_out_of_memory, out_of_memory_error
 
     return out_of_memory_error() if is_out_of_memory(error) else None

@@ -40,7 +40,7 @@ Name = Annotated[
 
 @app.command("ls")
 def list_models(json: Json = False, debug: Debug = False) -> None:
-    """List the named models, and the GGUF files whose conversion is kept."""
+    """List the named models, and the GGUF files that have been converted."""
     with failures(debug):
         from triforce_chat.models.gguf_cache import conversions
         from triforce_chat.models.presets import PRESETS
@@ -93,7 +93,7 @@ def pull(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Download a model and its draft; compile the kernels that it needs here, or expand its weights."""
+    """Download a model and its draft, and prepare them for this machine: compile kernels or expand weights."""
     with failures(debug):
         from triforce_chat.models.presets import find_preset
 
@@ -101,9 +101,9 @@ def pull(
         screen = screen_of(Options(quiet=quiet))
         settings = users_settings(preset.name)
         compiling = compiled_meanwhile(settings)
-        for each in (preset.name, *([preset.draft] if preset.draft and find_preset(preset.draft) else [])):
+        for each in filter(None, (preset.name, preset.draft)):
             fetch(each, screen, settings)
-            if not quiet:
+            if not quiet and find_preset(each):  # a draft that is a part of this program is not downloaded
                 screen.err.print(f"{each} is downloaded", markup=False)
         if compiling:
             busy = (
@@ -147,9 +147,9 @@ def remove(
     yes: Yes = False,
     debug: Debug = False,
 ) -> None:
-    """Delete a model from this machine; its draft stays, and so does a GGUF file that was converted."""
+    """Delete a model from this machine, but neither its draft nor a GGUF file that was converted."""
     with failures(debug):
-        from triforce_chat.models import inventory
+        from triforce_chat.models import inventory, kept_files
 
         folders, others = to_remove(name)
         size = readable(sum(inventory.size_of(folder) for folder in folders))
@@ -157,6 +157,7 @@ def remove(
         if not yes:
             confirm_deletion(f"Delete {', '.join(map(str, folders))} ({size}{used_by})?")
         inventory.remove(folders)
+        kept_files.discard_stale()
 
 
 def to_remove(name: str) -> tuple[list[Path], list[str]]:
@@ -175,30 +176,31 @@ def to_remove(name: str) -> tuple[list[Path], list[str]]:
 
 def named(name: str) -> Preset:
     """The preset of that name. Raises ModelError, which lists the names."""
-    from triforce_chat.models.presets import PRESETS, find_preset
+    from triforce_chat.models.presets import PRESETS, find_preset, near_presets
 
     preset = find_preset(name)
     if preset is None:
         known = ", ".join(preset.name for preset in PRESETS)
-        raise ModelError(f"no model named {name!r}; there are {known}")
+        raise ModelError(f"no model named {name!r}{near_presets(name) or f'; there are {known}'}")
     return preset
 
 
 def fetch(name: str, screen: Screen, settings: Settings | None) -> None:
-    """Download a model, with progress on the screen; pickled weights are converted.
+    """Download a model unless it is here, with progress on the screen; pickled weights are converted.
 
-    What the first start with the ``settings`` would have to make of a GGUF file is made now.
+    What the first start with the ``settings`` would have to make of its files is made now.
     """
     from triforce_chat.models import pickles
+    from triforce_chat.models.presets import find_preset, short_name
     from triforce_chat.models.registry import resolve
     from triforce_chat.ui.loading import loading
 
-    preset = named(name)
-    with loading(screen, name) as report:
-        if preset.repository:
+    preset = find_preset(name)
+    with loading(screen, short_name(name)) as report:
+        if preset and preset.repository:
             pickles.pull(preset.repository, report)
         resolve(name, report=report)
-        if preset.packed and settings:
+        if settings:
             from triforce_chat.loading.prepare import prepare  # imports torch, which takes seconds
 
             own = dataclasses.replace(settings, model=name)

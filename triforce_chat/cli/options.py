@@ -29,12 +29,14 @@ Documents = Annotated[
         help="PDF, EPUB, HTML, Markdown, office files or text; folders, patterns and URLs; - is standard input.",
     ),
 ]
-Parallel = Annotated[int, typer.Option(min=1, help="Questions about the same documents answered at once.")]
+Parallel = Annotated[
+    int, typer.Option(min=1, help="Number of questions about the same documents to answer at once.")
+]
 PARALLEL = 8
-ENDLESS = ("chat", "ask", "summarize")  # the commands whose conversations may have no end
+ENDLESS = ("chat", "ask", "summarize", "plan")  # the commands whose conversations may have no end
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def command(app: typer.Typer) -> Callable[[Command], Command]:

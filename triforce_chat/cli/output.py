@@ -80,18 +80,6 @@ def show_warning(options: Options, screen: Screen, line: str) -> None:
         print_text(screen.err, Text(one_line(line), "bold"))
 
 
-def warn_of_chains(options: Options, screen: Screen, parallel: int) -> None:
-    """Say that ``--tree`` does nothing where a GPU makes several answers at once: its graphs of those take no trees."""
-    from triforce_chat.loading import gpu
-
-    if parallel > 1 and options.settings.drafts_trees and gpu.find_gpu(options.settings.device) is not None:
-        show_warning(
-            options,
-            screen,
-            "on a GPU several answers at once have chains drafted, no trees; --parallel 1 drafts trees",
-        )
-
-
 def confirm_deletion(question: str) -> None:
     """Ask before something is deleted. Raises UsageError for no, Ctrl-C and Ctrl-D."""
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,15 +13,17 @@ from triforce_chat.cli.output import print_line, print_record, screen_of, show_n
 from triforce_chat.errors import OutOfMemory, UsageError
 from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import AUTO
-from triforce_chat.settings.sizes import Group, parsed_batch, parsed_size, readable
+from triforce_chat.settings.sizes import parsed_batch, parsed_size, readable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from triforce_chat.loading.choose_model import Choice
+    from triforce_chat.loading.plan_request import PlanRequest
     from triforce_chat.memory_plan.batch import BatchPlan
     from triforce_chat.memory_plan.inputs import Machine
     from triforce_chat.memory_plan.plan import MemoryPlan
+    from triforce_chat.memory_plan.remedies import Outcome
     from triforce_chat.models.describe import Description
     from triforce_chat.settings.settings import Settings
 
@@ -45,7 +47,6 @@ Parallel = Annotated[
         min=1, help="Answers of serve at once, about documents that fill the context: room of each."
     ),
 ]
-QUESTION_ROOM = 64  # tokens of a question of --shared and --parallel
 
 
 def plan(
@@ -57,61 +58,50 @@ def plan(
     parallel: Parallel = None,
 ) -> None:
     """Show how much memory a model takes and whether it fits (if not: exit code 6); nothing is loaded."""
+    from triforce_chat.loading.plan_request import PlanRequest, with_context_of
+    from triforce_chat.loading.planning import draft_name
     from triforce_chat.models.describe import describe
-    from triforce_chat.models.draft_head import check_answers
 
-    groups = parsed_batch(batch) if batch else []
+    groups = tuple(parsed_batch(batch)) if batch else ()
     settings, screen = options.settings, screen_of(options)
-    if groups and settings.context is None:
-        settings = dataclasses.replace(settings, context=max(group.context for group in groups))
-    there, automatic = machine(settings, device_memory, host_memory), settings.model == AUTO
+    device, _, memory = there = machine(settings, device_memory, host_memory)
+    automatic = settings.model == AUTO
     if automatic:
-        choice = choice_for(settings, there, device_memory)
+        choice = choice_for(with_context_of(settings, groups), there, device_memory)
         settings = dataclasses.replace(settings, model=choice.model)
         show_notes([choice.summary], screen)
-    target = describe(settings.model)
-    if target.source:
-        check_answers(settings.model, target.source.folder)
-    made, draft = make_plan(settings, target, there)
-    stored = made.workload.stored
-    at_once = batch_plans(made, groups, shared, parallel, settings, target.context)
-    dtype = "float32" if stored and there[0].type == "cpu" else str(there[1]).removeprefix("torch.")
-    kv = kept_in(settings, there, made)
-    if warning := target.warning(made.workload.context):
+    target = checked(describe(settings.model), settings.model)
+    name = draft_name(settings, target)
+    draft = describe(name) if name else None
+    request = PlanRequest(settings, target, draft, device, memory, groups, shared, parallel)
+    outcome = request.planned()
+    if warning := target.warning(request.context):
         show_warning(options, screen, warning)
     if options.json:
         mark = {"automatic": True} if automatic else {}
-        batches = {"batches": list(map(batch_record, at_once))} if at_once else {}
-        print_record({**record_of(made, target, draft, dtype, kv), **mark, **batches})
+        print_record({**record_of(request, outcome), **mark})
     else:
-        formats = [stored.format if stored else dtype, *([f"keys and values in {kv}"] if kv else [])]
-        show(made, target, draft, ", ".join(formats), screen.out)
-        for each in at_once:
-            print_line(screen.out, batch_line(each))
-    if not (made.fits and all(each.at_once for each in at_once)):
+        show(request, outcome, screen.out)
+    if not outcome.fits:
         raise typer.Exit(OutOfMemory.exit_code)
 
 
-def batch_plans(
-    made: MemoryPlan,
-    groups: Sequence[Group],
-    shared: int | None,
-    parallel: int | None,
-    settings: Settings,
-    made_for: int,
-) -> list[BatchPlan]:
-    """What fits of each group, and of questions and a server's answers about documents that fill the context."""
-    from triforce_chat.memory_plan.batch import plan_batch
-    from triforce_chat.memory_plan.inputs import caches_of_several
-    from triforce_chat.settings.engine_options import stack_options
+def checked(target: Description, name: str) -> Description:
+    """The description. Raises ModelError for a model that only drafts."""
+    from triforce_chat.models.draft_head import check_answers
 
-    stack = stack_options(settings, made_for, made.workload.caches.budget)
-    fit = partial(plan_batch, made, caches=caches_of_several(stack))
-    context = made.workload.context
-    documents = max(0, context - settings.max_tokens - QUESTION_ROOM)
-    plans = [fit(*group) for group in groups]
-    plans += [fit(shared, context, documents)] if shared else []
-    return plans + ([fit(parallel, context, documents, served=True)] if parallel else [])
+    if target.source:
+        check_answers(name, target.source.folder)
+    return target
+
+
+def notes_of(request: PlanRequest, made: MemoryPlan) -> Iterator[str]:
+    """What a load with these settings would say about them, and where else it would be another one."""
+    from triforce_chat.loading.vain_settings import expanded_file, kept_where, without_effect
+
+    settings, target, (device, dtype, _) = request.settings, request.target, request.machine
+    yield from without_effect(settings, target, device)
+    yield from filter(None, [expanded_file(settings, target, device, dtype), kept_where(made, device)])
 
 
 def batch_line(plan: BatchPlan) -> str:
@@ -161,24 +151,6 @@ def machine(settings: Settings, device_memory: str | None, host_memory: str | No
     return device, dtype_on(device.type, settings), available_memory(device, settings.tp, own, host)
 
 
-def kept_in(settings: Settings, machine: Machine, made: MemoryPlan) -> str:
-    """The dtype of keys and values if they are kept in another one than they are computed in; else empty.
-
-    Raises UsageError if the settings name one that is not offered there.
-    """
-    import torch
-
-    from triforce_chat.engine.cache.quantization import format_name
-    from triforce_chat.loading.device import kv_dtype, require_kv
-
-    (device, dtype, _), quantized = machine, made.workload.stored is not None
-    kv = kv_dtype(
-        settings, device.type, torch.float32 if quantized and device.type == "cpu" else dtype, quantized
-    )
-    require_kv(settings, kv)
-    return format_name(kv) if made.workload.converts else ""
-
-
 def choice_for(settings: Settings, machine: Machine, device_memory: str | None) -> Choice:
     """The model that auto would choose for the machine. Raises DoesNotFit and UsageError."""
     from triforce_chat.loading.choose_model import Computer, choose, gpu_memory
@@ -187,36 +159,20 @@ def choice_for(settings: Settings, machine: Machine, device_memory: str | None) 
     return choose(settings, Computer(machine, own))
 
 
-def make_plan(
-    settings: Settings,
-    target: Description,
-    machine: Machine,
-) -> tuple[MemoryPlan, str | None]:
-    """(plan, name of the draft). Raises DoesNotFit, ModelError and UsageError."""
-    from triforce_chat.loading.planning import draft_name, plan_for
-    from triforce_chat.models.describe import describe
+def record_of(request: PlanRequest, outcome: Outcome) -> dict[str, Any]:
+    """The plan as plain values."""
+    from triforce_chat.memory_plan.remedies import find_remedies, would_fit
     from triforce_chat.models.presets import short_name
 
-    name, context = draft_name(settings, target), target.reach(settings.context)
-    draft = describe(name) if name else None
-    return plan_for(settings, target, draft, context, machine, settings.tp), name and short_name(name)
-
-
-def record_of(
-    made: MemoryPlan, target: Description, draft: str | None, dtype: str, kv: str = ""
-) -> dict[str, Any]:
-    """The plan as plain values."""
-    from triforce_chat.memory_plan.plan import without_forced_offload
-    from triforce_chat.memory_plan.remedies import find_remedies
-
-    workload = made.workload
+    made, target, draft = outcome.plan, request.target, request.draft
+    workload, kv = made.workload, request.kv_format(made)
     return {
         "model": target.name,
         **({"weights": workload.stored.format} if workload.stored else {}),
-        "draft": draft,
+        "draft": draft and short_name(draft.name),
         "context": workload.context,
         "made_for": target.context,
-        "dtype": dtype,
+        "dtype": dtype_name(request, made),
         **({"kv": kv} if kv else {}),
         "gpus": workload.gpus,
         "verdict": made.verdict,
@@ -227,9 +183,16 @@ def record_of(
         "resident_layers": made.resident,
         **streamed_of(made),
         **copied_of(made),
-        "would_fit": dataclasses.asdict(find_remedies(without_forced_offload(made))),
+        "would_fit": would_fit(find_remedies(request, outcome)),
         "warning": target.warning(workload.context),
+        **({"batches": list(map(batch_record, outcome.batches))} if outcome.batches else {}),
     }
+
+
+def dtype_name(request: PlanRequest, made: MemoryPlan) -> str:
+    """The dtype of everything that is not quantized."""
+    on_cpu = made.workload.stored and request.device.type == "cpu"
+    return "float32" if on_cpu else str(request.machine[1]).removeprefix("torch.")
 
 
 def streamed_of(made: MemoryPlan) -> dict[str, Any]:
@@ -261,27 +224,45 @@ def copied_of(made: MemoryPlan) -> dict[str, Any]:
     }
 
 
-def show(made: MemoryPlan, target: Description, draft: str | None, dtype: str, console: Console) -> None:
+def show(request: PlanRequest, outcome: Outcome, console: Console) -> None:
     """Print a table, the verdict, and what would make the model fit."""
+    from triforce_chat.memory_plan import messages
+    from triforce_chat.memory_plan.remedies import find_remedies
+    from triforce_chat.models.presets import short_name
+    from triforce_chat.ui.clean import one_line
+
+    made, draft, kv = outcome.plan, request.draft, request.kv_format(outcome.plan)
+    weights = made.workload.stored.format if made.workload.stored else dtype_name(request, made)
+    formats = ", ".join([weights, *([f"keys and values in {kv}"] if kv else [])])
+    print_whole = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    print_whole(one_line(messages.heading(made, request.target.name, formats)))
+    print_table(messages.rows(made, short_name(draft.name) if draft else None), console)
+    for note in notes_of(request, made):
+        print_whole(one_line(note))
+    print_whole(messages.verdict(made), style="green" if made.fits else "bold red")
+    for each in outcome.batches:
+        print_line(console, batch_line(each))
+    if shorter := request.chat_context(made):
+        print_whole(messages.usual_context(shorter))
+    found = find_remedies(request, outcome)
+    host = None if found or outcome.fits else request.enough_host()
+    if advice := messages.advice(outcome, found, host):
+        print_whole(advice)
+    for remedy in found:
+        print_whole(messages.remedy_line(remedy))
+
+
+def print_table(rows: Iterable[tuple[str, str, str]], console: Console) -> None:
+    """Print rows of (what, size, remark)."""
     from rich.table import Table
     from rich.text import Text
 
-    from triforce_chat.memory_plan import messages
-    from triforce_chat.memory_plan.plan import without_forced_offload
-    from triforce_chat.memory_plan.remedies import find_remedies
     from triforce_chat.ui.clean import one_line
 
-    print_line = partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    print_line(one_line(messages.heading(made, target.name, dtype)))
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
-    for what, size, remark in messages.rows(made, draft):
+    for what, size, remark in rows:
         table.add_row(what, size, Text(one_line(remark), "dim"))
     console.print(table)
-    print_line(messages.verdict(made), style="green" if made.fits else "bold red")
-    if advice := messages.advice(
-        made, without_forced_offload(made), find_remedies(without_forced_offload(made))
-    ):
-        print_line(advice)

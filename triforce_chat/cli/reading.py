@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from triforce_chat.cli.output import show_warning
@@ -18,19 +19,20 @@ if TYPE_CHECKING:
 def read_all(paths: list[str], options: Options, screen: Screen) -> list[Document]:
     """Read documents, folders and patterns before anything slow is loaded, and show their warnings.
 
-    Raises DocumentError and UsageError.
+    Empty files of a folder or a pattern are skipped with a warning. Raises DocumentError and UsageError.
     """
-    from triforce_chat.documents.files import find_files
+    from triforce_chat.documents.files import find_files, read_found
 
     if paths.count("-") > 1:
         raise UsageError("standard input can be read only once")
-    paths = find_files(paths)
+    files = find_files(paths)
     busy = screen.err.status("reading images") if options.ocr and screen.detail == "live" else nullcontext()
     with busy:
-        documents = [read_one(path, options, options.pages, several=len(paths) > 1) for path in paths]
-    for document in documents:
-        if document.warning:
-            show_warning(options, screen, f"{document.title}: {document.warning}")
+        read = partial(read_one, options=options, pages=options.pages, several=len(files) > 1)
+        documents, skipped = read_found(files, paths, read)
+    warnings = [f"{document.title}: {document.warning}" for document in documents if document.warning]
+    for line in (*skipped, *warnings):
+        show_warning(options, screen, line)
     return documents
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from triforce_chat.cli.engines import compile_ahead, open_session, with_shown_model
-from triforce_chat.cli.output import screen_of, show_notes, show_warning, warn_of_chains
+from triforce_chat.cli.output import screen_of, show_notes, show_warning
 from triforce_chat.cli.reading import read_all
 from triforce_chat.errors import Interrupted, UsageError
 from triforce_chat.settings.options import Options
@@ -26,7 +26,9 @@ def serve(
         list[str] | None, typer.Argument(metavar="[DOC...]", help="Documents to answer from.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 picks a free one.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 picks a free one.")
+    ] = 8000,
     token: Annotated[
         str | None, typer.Option(envvar="TRIFORCE_CHAT_TOKEN", help="API key that clients must send.")
     ] = None,
@@ -36,7 +38,7 @@ def serve(
             metavar="ORIGIN", help="Let web pages of this origin call the server; may be repeated, * for all."
         ),
     ] = None,
-    parallel: Annotated[int, typer.Option(min=1, help="Requests answered at once.")] = 1,
+    parallel: Annotated[int, typer.Option(min=1, help="Number of requests to answer at once.")] = 1,
 ) -> None:
     """Serve an OpenAI-compatible API and a chat page over HTTP."""
     from triforce_chat.loading.spec import EngineSpec
@@ -59,8 +61,6 @@ def serve(
             show_warning(
                 options, screen, "requests are answered one at a time, as this engine runs one sequence"
             )
-        else:
-            warn_of_chains(options, screen, parallel)
         listener.listen()
         print(f"listening on {url(listener)}", flush=True)
         if not options.quiet:

@@ -38,7 +38,7 @@ class Format(StrEnum):
 
 @app.command("ls")
 def list_sessions(json: Json = False, debug: Debug = False) -> None:
-    """List the sessions, the most recently used first."""
+    """List the sessions, most recently used first."""
     with failures(debug), opened() as catalog:
         summaries = catalog.summaries()
         if json:

@@ -38,7 +38,7 @@ def tune(
     ] = None,
     contexts: Contexts = None,
 ) -> None:
-    """Measure in advance what drafting costs on this machine; otherwise the first answers do it."""
+    """Measure in advance what drafting costs on this machine; otherwise the first answers do that."""
     from triforce_chat.loading.spec import EngineSpec
     from triforce_chat.prompts import prompt
 

@@ -34,7 +34,7 @@ def verify(
     ] = None,
     quick: Annotated[bool, typer.Option(help=f"Only {QUICK_TOKENS} tokens per stack and test.")] = False,
 ) -> None:
-    """Test that speculative decoding is exact here; --stack auto tests every stack."""
+    """Test that speculative decoding is exact on this machine; --stack auto tests every stack."""
     if quick and tokens:
         raise UsageError("--quick sets the number of tokens itself; leave out --tokens")
     tokens = QUICK_TOKENS if quick else tokens or TOKENS

@@ -71,7 +71,7 @@ def chosen(document: Document, wanted: str) -> list[Chapter]:
     """The chapters that are meant by numbers as in 1-4,7 or by a name. Raises ``UsageError`` for none."""
     chapters = chapters_of(document)
     if not chapters:
-        raise UsageError(f"{document.title} has no chapters that can be told from its headings")
+        raise UsageError(f"{document.title} has no chapters that can be recognized by its headings")
     plain = _KIND.sub("", wanted.strip(), count=1)
     try:
         ranges = parse_pages(plain)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from triforce_chat.documents.addresses import is_url
-from triforce_chat.documents.reader import EXTENSIONS
+from triforce_chat.documents.model import Document
+from triforce_chat.documents.reader import EXTENSIONS, EmptyFile
+from triforce_chat.errors import DocumentError
 
 IN_FOLDERS = {*EXTENSIONS, ".txt"}  # the files of a folder that are documents
 
@@ -20,8 +22,30 @@ def find_files(named: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(file for each in named for file in _files(each)))
 
 
+def read_found(
+    files: Sequence[str], named: Sequence[str], read: Callable[[str], Document]
+) -> tuple[list[Document], list[str]]:
+    """(the documents of files that were found for ``named``, a line for each file that was skipped).
+
+    Skipped are empty files that a folder or a pattern brought along. Raises what ``read`` does, for an empty file that
+    was named itself, too, and DocumentError if all files are empty.
+    """
+    own = {*named, *(os.path.normpath(os.path.expanduser(each)) for each in named)}
+    documents, empty = [], []
+    for file in files:
+        try:
+            documents.append(read(file))
+        except EmptyFile as error:
+            if file in own or len(files) == 1:
+                raise
+            empty.append(f"{error}, skipped")
+    if empty and not documents:
+        raise DocumentError(f"nothing to read: all {len(empty)} files found are empty")
+    return documents, empty
+
+
 def _files(named: str) -> Iterator[str]:
-    if is_url(named):
+    if is_url(named) or not named:
         yield named
         return
     named = os.path.expanduser(named)

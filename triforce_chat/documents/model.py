@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from triforce_chat.documents.ranges import PageRange, fold
 from triforce_chat.errors import DocumentError, UsageError
 
-GARBLED = "characters that the fonts do not tell: try --ocr"
+GARBLED = "characters that the fonts do not identify: try --ocr"
 MAX_TEXT = (
     64 << 20
 )  # characters; the longest novels have five million, and longer texts are told what would fit

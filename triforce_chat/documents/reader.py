@@ -40,7 +40,11 @@ OTHERS = (
     (0, b"CONT\x02\x00", "a Kindle book (KFX); convert it to EPUB"),
     (0, b"ITOLITLS", "a Microsoft Reader book; convert it to EPUB"),
     (0, b"AT&TFORM", "a DjVu file; convert it to PDF"),
-    (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a file of an old Office; save it as .docx, .pptx or PDF"),
+    (
+        0,
+        b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1",
+        "a file from an old version of Office; save it as .docx, .pptx or PDF",
+    ),
     (0, b"{\\rtf", "an RTF file; save it as .docx, .odt or PDF"),
 )
 EXTENSIONS: Mapping[str, str] = MappingProxyType(
@@ -49,6 +53,10 @@ EXTENSIONS: Mapping[str, str] = MappingProxyType(
     | {".docx": "Word", ".pptx": "PowerPoint"}
     | dict.fromkeys((".odt", ".odp"), "OpenDocument")
 )
+
+
+class EmptyFile(DocumentError):
+    """A file of no bytes but white space: whoever leaves it out misses nothing."""
 
 
 def read(
@@ -159,8 +167,8 @@ def _bytes(source: str, stdin: BinaryIO | None) -> bytes:
 
 
 def _checked(data: bytes, name: str) -> bytes:
-    if not data:
-        raise DocumentError(f"{name}: empty")
+    if not data.strip():
+        raise EmptyFile(f"{name}: {'contains no text' if data else 'empty'}")
     if len(data) > MAX_INPUT:
         raise DocumentError(f"{name}: larger than {MAX_INPUT >> 20} MiB")
     return data
@@ -171,7 +179,7 @@ def _reason(error: Exception) -> str:
 
 
 def _shown(name: str) -> str:
-    return name if name.isprintable() else ascii(name)
+    return name if name and name.isprintable() else ascii(name)
 
 
 def _line(title: str) -> str:

@@ -25,7 +25,15 @@ from triforce_chat.engine.cache.quantized import QuantizedKV
 from triforce_chat.engine.cache.quantized_copy import COPY_BITS, LATEST
 from triforce_chat.engine.cache.selection import MeanKey, select
 from triforce_chat.engine.cache.storage import KVBuffer, KVPool, QuantizedGroups, QueryRing, Shape, WriteSlot
-from triforce_chat.engine.cuda_graph import SIZES, TREE_SIZES, TREE_WIDTHS, USUAL, ForwardInputs
+from triforce_chat.engine.cuda_graph import (
+    SIZES,
+    TREE_DEPTHS,
+    TREE_SIZES,
+    TREE_WIDTHS,
+    USUAL,
+    ForwardInputs,
+    fitting,
+)
 from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.graphs import ForwardGraphs
 from triforce_chat.engine.forward.grouped_matrix import MOST_ROWS, GroupedMatrix
@@ -34,6 +42,7 @@ from triforce_chat.engine.forward.sequences import SequencesGraph, SequencesGrap
 from triforce_chat.engine.forward.small_decoder import small_decoder
 from triforce_chat.engine.group import SingleRank
 from triforce_chat.engine.kernels import (
+    Ancestors,
     Drawing,
     Level,
     draw_children,
@@ -44,6 +53,7 @@ from triforce_chat.engine.kernels import (
     walk,
 )
 from triforce_chat.engine.kernels.quantized_weight import WeightFormat
+from triforce_chat.engine.tree import words_of
 
 META = torch.device("meta")
 MOST_WORKERS = 8  # processes that compile
@@ -103,7 +113,7 @@ class Kernels:
     sequences: int = 1  # most of them whose forwards run together
     quantized_copy: bool = False  # forwards also read one of the full cache
     own: int = 0  # tokens of each after those in the first buffer that all share; 0: they share nothing
-    trees: bool = False  # it verifies token trees; a draft model also draws them
+    trees: int = 0  # tokens of the largest token tree that it verifies; a draft model also draws them
     drawn: int = 0  # width of the logits that drafts are drawn from; 0: it is no draft model
     kv: torch.dtype | None = None  # the format of keys and values in a target's full cache, if another one
 
@@ -170,7 +180,7 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
         assert slot
         forwards(decoder, slot._replace(queries=QueryRing(shape, USUAL)))
         if kernels.trees:
-            of_trees(decoder, buffer, kernels.sizes.vocabulary)
+            of_trees(decoder, buffer, kernels.sizes.vocabulary, kernels.trees)
     if kernels.quantized_copy:
         groups = QuantizedGroups(shape, buffers[0].capacity, COPY_BITS)
         forwards(decoder, WriteSlot(KVBuffer(shape, LATEST), 0, before=groups))
@@ -183,7 +193,7 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
     elif kernels.int8:
         forwards(decoder.quantized(), WriteSlot(buffers[-1], 0, QueryRing(shape, USUAL)))
         if kernels.trees:
-            of_trees(decoder.quantized(), buffers[-1], kernels.sizes.vocabulary)
+            of_trees(decoder.quantized(), buffers[-1], kernels.sizes.vocabulary, kernels.trees)
     if kernels.retrieval:
         if len(buffers) > 1:
             builds(kernels.retrieval, shape, buffers[0], buffers[-1])
@@ -305,7 +315,7 @@ def drafts(kernels: Kernels, shape: Shape) -> None:
             small(torch.zeros(rows, dtype=torch.long, device=META), place, 0)
         for rows in (each for each in TREE_WIDTHS if kernels.trees and each <= small.most):
             ids = torch.zeros(rows, dtype=torch.long, device=META)
-            small(ids, place, 0, None, Level(ids, 0, 1))
+            small(ids, place, 0, None, Level(ids[:, None], 0, 1))
     kinds = kernels.dtype, torch.int16, torch.float32
     logits, since, probs = (torch.empty(1, kernels.drawn, dtype=kind, device=META) for kind in kinds)
     tokens, numbers = (torch.empty(1, 1, dtype=kind, device=META) for kind in (torch.long, torch.float64))
@@ -313,42 +323,72 @@ def drafts(kernels: Kernels, shape: Shape) -> None:
         how = Drawing(temperature, numbers, since=written)
         draw_token(logits, how, 0, tokens, probs[:, None])
         for independent in (False, True) if kernels.trees else ():
-            links = torch.zeros(2, 2, dtype=torch.long, device=META)
-            draw_children(logits, how, links, links, tokens[0], 0, tokens[0], probs, independent)
+            links = torch.zeros(1, 2, 2, dtype=torch.long, device=META)
+            draw_children(logits[None], how, links, links, tokens, 0, tokens, probs[None], independent)
 
 
-def of_trees(decoder: Decoder, buffer: KVBuffer, vocabulary: int) -> None:
-    """Captured forwards of trees, and what draws, judges and keeps their tokens."""
+def largest_graph(most: int) -> int:
+    """Rows of the largest graph that verifies trees of up to so many tokens."""
+    return fitting(most + 1, TREE_SIZES) or TREE_SIZES[-1]
+
+
+def compiled_words(bits: int) -> int:
+    """Words of masks of so many bits as far as they tell kernels apart: more than two are no other kernels."""
+    return min(2, words_of(bits))
+
+
+def tree_levels(most: int) -> list[tuple[int, int]]:
+    """Rows of a level that is drafted, and words of their masks, in trees of up to so many tokens."""
+    widths = [rows for rows in TREE_WIDTHS if rows <= largest_graph(most)]
+    return [(rows, words) for rows in widths for words in range(1, compiled_words(most) + 1)]
+
+
+def of_trees(decoder: Decoder, buffer: KVBuffer, vocabulary: int, most: int) -> None:
+    """Captured forwards of trees of up to so many tokens, and what draws, judges and keeps their tokens."""
     forward = ForwardGraphs(decoder, META).forward(WriteSlot(buffer, 0))
     at = torch.zeros(2, dtype=torch.long, device=META)
-    for rows in sorted({*TREE_SIZES, *TREE_WIDTHS}):  # of verifications, and of levels that are drafted
-        ids = torch.zeros(rows, dtype=torch.long, device=META)
-        forward(ForwardInputs(ids, at[:1], at[1:], ids, masks=ids, origin=at[:1]))
-    n = TREE_SIZES[-1] - 1
-    ids, links = (torch.zeros(size, dtype=torch.long, device=META) for size in (n, (2, n + 1)))
-    laws, target = (torch.empty(rows, vocabulary, device=META) for rows in (n, n + 1))
-    numbers = torch.empty(n, dtype=torch.float64, device=META)
+    largest = largest_graph(most)
+    verified = {(rows, compiled_words(rows - 1)) for rows in TREE_SIZES if rows <= largest}
+    for rows, words in sorted(verified | set(tree_levels(most))):
+        ids, masks = (torch.zeros(size, dtype=torch.long, device=META) for size in ((rows,), (rows, words)))
+        forward(ForwardInputs(ids, at[:1], at[1:], ids, masks=masks, origin=at[:1]))
+    n = largest - 1
+    ids, links = (torch.zeros(1, *size, dtype=torch.long, device=META) for size in ((n,), (2, n + 1)))
+    laws, target = (torch.empty(1, rows, vocabulary, device=META) for rows in (n, n + 1))
+    numbers = torch.empty(1, n, dtype=torch.float64, device=META)
     for independent in (False, True):
         # What filters leave.
         how = Drawing(1.0, numbers)
         draw_children(laws, how, links, links, ids, 0, ids, laws, independent, laws)
-    for tests in (None, laws[:, 0]):
+    for tests in (None, laws[..., 0]):
         walk(ids, laws, target, tests, links)
-    keep_slots(buffer.keys, buffer.values, at, ids)
+    keep_slots(buffer.keys, buffer.values, at, ids[0])
 
 
 def together(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels) -> None:
     """Captured forwards of several sequences, and where they share nothing those inside of captured drafts."""
     graphs = SequencesGraphs(decoder)
     pool = KVPool(shape, kernels.sequences, kernels.own or buffer.capacity)
-    for most in (size for size in SIZES if size <= USUAL):
+    chains = [(size, False) for size in SIZES if size <= USUAL]
+    largest = largest_graph(kernels.trees) if kernels.trees else 0
+    trees = [(size, True) for size in TREE_SIZES if size <= largest]
+    for most, branching in [*chains, *trees]:
         for prefix in [None, buffer] if kernels.own else [None]:
-            SequencesGraph(decoder, pool, prefix, most, True, graphs.memory).work()
+            SequencesGraph(decoder, pool, prefix, most, True, branching, graphs.memory).work()
     if not kernels.own:
-        at, used = (torch.zeros(count, dtype=torch.long, device=META) for count in (pool.count, 1))
-        for rows in range(1, FED + 1):
-            ids = torch.zeros(rows * pool.count, dtype=torch.long, device=META)
-            graphs.loop(pool)(ids, at, at, at, used)
+        loops(graphs, pool, kernels.trees)
+
+
+def loops(graphs: SequencesGraphs, pool: KVPool, most: int) -> None:
+    """Forwards inside of captured drafts of several sequences, of trees of up to ``most`` tokens."""
+    at, used = (torch.zeros(count, dtype=torch.long, device=META) for count in (pool.count, 1))
+    for rows in sorted({*range(1, FED + 1), *(depth + 1 for depth in TREE_DEPTHS if depth <= most)}):
+        ids = torch.zeros(rows * pool.count, dtype=torch.long, device=META)
+        graphs.loop(pool)(ids, at, at, at, used)
+    for rows, words in tree_levels(most) if most else ():
+        size = rows * pool.count
+        ids, masks = (torch.zeros(each, dtype=torch.long, device=META) for each in ((size,), (size, words)))
+        graphs.loop(pool)(ids, at, at, at, used, Ancestors(masks, at))
 
 
 def builds(budget: Budget, shape: Shape, full: KVBuffer, small: KVBuffer) -> None:

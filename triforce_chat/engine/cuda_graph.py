@@ -19,11 +19,11 @@ Preparation = Callable[[], object]  # captures one graph, unless that was done o
 # Row counts that are captured. Other counts are padded to the next one, which costs next to nothing, as reading
 # the weights takes the time.
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
-# Of a tree's rows: that of its root, and of up to 64 nodes. They are few, as each needs kernels of its own, too, and
+# Of a tree's rows: that of its root, and of up to 512 nodes. They are few, as each needs kernels of its own, too, and
 # trees are planned to fill one.
-TREE_SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 65)
-TREE_WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # of a level that is drafted: its tokens with children
-TREE_DEPTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16)  # of planned trees: each is a captured draft
+TREE_SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512, 513)
+TREE_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of a level that is drafted: its tokens with children
+TREE_DEPTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32)  # of planned trees: each is a captured draft
 USUAL = 24  # most tokens that are fed to a cache at once where a graph is to take them
 USUAL_CAPTURE = 0.02  # seconds, until captures were measured
 LONGEST_CAPTURE = 0.1  # seconds that one counts for at most in the average: the first ones compile kernels
@@ -48,7 +48,7 @@ class ForwardInputs(NamedTuple):
     added: Tensor | None = None  # [n, C], to the tokens' embeddings
     read: Tensor | None = None  # [1], listed slots, or quantized tokens, that are read before the first token
     counted: Tensor | None = None  # [1], of the first tokens: those whose attention is weighed
-    # Where they are nodes of a tree: what each of them sees, as bits [n] of the slots from ``origin`` [1] on.
+    # Where they are nodes of a tree: what each of them sees, as bits [n, words] of the slots from ``origin`` [1] on.
     masks: Tensor | None = None
     origin: Tensor | None = None
 

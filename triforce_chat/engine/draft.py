@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.tree import Family, Parents, family
+from triforce_chat.engine.tree import Family, Parents, families
 
 FREE = -1  # in place of a forced token: whatever is drawn
 BACK = 64  # tokens before the end of a history that can be read by their distance from it
@@ -27,13 +27,15 @@ class Draft:
     ``count`` [B] is the number of valid tokens at the start of each row, on the device; None means all n. ``parents``
     [n] holds the index of each token's parent in a tree of one sequence, -1 for the last committed token; None means a
     chain. A token of a tree may depend on its elder siblings, and its distribution is the one that it has given them,
-    unless all are ``independent``. ``shape`` is the same on the device, where a CUDA graph reads it.
+    unless all are ``independent``. ``forest`` holds the parents in each of several sequences' trees, and ``shape`` is
+    the same on the device, where a CUDA graph reads it.
     """
 
     tokens: Tensor  # [B, n], int64
     probs: Tensor  # [B, n, V]
     count: Tensor | None = None
     parents: Parents | None = None
+    forest: tuple[Parents, ...] = ()
     shape: Family | None = None
     independent: bool = False
 
@@ -60,15 +62,20 @@ class Draft:
 
     @property
     def branching(self) -> bool:
-        """Whether it is a tree."""
-        return self.parents is not None or self.shape is not None
+        """Whether it consists of trees."""
+        return bool(self.trees) or self.shape is not None
+
+    @property
+    def trees(self) -> tuple[Parents, ...]:
+        """The parents in each row's tree, as far as the host knows them; empty for chains."""
+        return self.forest if self.parents is None else (self.parents,)
 
     @property
     def family(self) -> Family | None:
-        """The shape of a tree on the device; None for a chain."""
-        if self.shape is not None or self.parents is None:
+        """The shapes of trees on the device; None for chains."""
+        if self.shape is not None or not self.trees:
             return self.shape
-        return Family(*(each.to(self.tokens.device) for each in family(self.parents, len(self))))
+        return Family(*(each.to(self.tokens.device) for each in families(self.trees, len(self))))
 
     @property
     def counted(self) -> Tensor:

@@ -18,6 +18,7 @@ from triforce_chat.engine.cache.eviction import Eviction
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.quantized import storage_for
 from triforce_chat.engine.cache.storage import KVBuffer, KVPool, KVStorage, Shape
+from triforce_chat.engine.cuda_graph import SIZES
 from triforce_chat.engine.detokenizer import AnswerText, TextCodec, Thinking
 from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.events import (
@@ -36,7 +37,7 @@ from triforce_chat.engine.prefix_cache import PrefixCache
 from triforce_chat.engine.prefix_store import DocumentSpan, NullStore, PrefixStore
 from triforce_chat.engine.sampling.batched import BatchedExecutor
 from triforce_chat.engine.sampling.constraint import MakeConstraint
-from triforce_chat.engine.sampling.executor import EagerExecutor, Executor, GraphExecutor
+from triforce_chat.engine.sampling.executor import FEW_SIZES, EagerExecutor, Executor, GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.calibration import Calibration
@@ -48,11 +49,12 @@ from triforce_chat.engine.speculation.calibrator import (
 )
 from triforce_chat.engine.speculation.plan import Expected
 from triforce_chat.engine.speculation.speculative import Speculative
+from triforce_chat.engine.speculation.stack_specs import MAX_TREE
 from triforce_chat.engine.speculation.stacks import Builder, StackOptions
 from triforce_chat.errors import DoesNotFit
 
 PLAIN = StackOptions(name="autoregressive")
-SCRATCH = 256  # tokens after the longest answer, for drafts of all levels
+SCRATCH = 256 + MAX_TREE  # tokens after the longest answer, for drafts of all levels
 # Least rows that each of several sequences has in a verification where drafting pays: 32 of them, each of which could
 # draft a single token, took a tenth longer with drafts than without.
 WORTH_ROWS = 3
@@ -129,7 +131,8 @@ class Engine:
         self.eos_ids, self.decode = codec.eos_ids, codec.decode
         self.group = target.group
         if eviction is None:
-            self.full = FullCache(target.shape, context + SLACK, storage=storage)
+            large = (options or StackOptions()).streaming(target.streamed is not None, keys=False).beyond
+            self.full = FullCache(target.shape, context + SLACK + large, storage=storage)
         else:
             self.full = EvictingCache(target.shape, eviction, target.frequencies, SLACK, storage)
         # Every token in a slot of its own on the device, and none is forgotten.
@@ -140,12 +143,17 @@ class Engine:
 
     def restack(self, options: StackOptions) -> None:
         """Replace the stack of levels, and their CUDA graphs with it; the full cache stays."""
-        on_gpu = self.target.device.type == "cuda"
-        self.executor: Executor = self.others or (GraphExecutor() if on_gpu else EagerExecutor())
+        self.executor: Executor = self.others or self._own_executor()
         builder = self._builder(options)
         self.top = builder.build()
         self.calibrator = Calibrator(builder, self.top, self.calibrations)
         self.options = self.forked_options = options  # its own stack, and that of engines forked from it
+
+    def _own_executor(self) -> Executor:
+        if self.target.device.type != "cuda":
+            return EagerExecutor()
+        waits = self.full.storage.streams or self.target.streamed is not None
+        return GraphExecutor(FEW_SIZES if waits else SIZES)
 
     def check(self, options: StackOptions) -> None:
         """Raise UsageError if ``restack`` would refuse these options."""
@@ -171,13 +179,11 @@ class Engine:
         ``auto`` decodes plainly there on a CPU, and without a draft model: a step of all sequences costs little more
         than one of a single one, and drafts that have to pay for their rows in all of them cost more than they bring.
         So it does where they are so many, after ``shared`` tokens that all begin with, that each could draft one token.
-        Where graphs run their forwards together these take chains, no trees.
         """
         rows = rows_each(sequences, not shared)
         drafts = self.target.places_on_device and self.draft is not None and rows >= WORTH_ROWS
         plain = options.name == StackOptions().name and not drafts
-        tree = None if self.target.places_on_device else options.tree
-        return PLAIN if plain else replace(options, tree=tree)
+        return PLAIN if plain else options
 
     def give_way(self, shared: int) -> None:
         """Give back the memory that only answers of its own need: from now on forked engines answer.
@@ -220,12 +226,13 @@ class Engine:
         ``context`` and ``place``: of the new engine; the forwards of both models go through ``gathering``. What its
         planners learn, whose times are those of several sequences, is kept for other forks alone.
         """
+        options = self.gathered_options(self.forked_options, place.count, shared)
         made = Engine(
             self.target.gathered_by(gathering),
             context,
             TextCodec(self.decode, self.eos_ids),
             self.draft and self.draft.gathered_by(gathering),
-            self.gathered_options(self.forked_options, place.count, shared),
+            options.beside(place.count) if self.target.places_on_device else options,
             storage=place.storage,
             calibrations=self.shared_calibrations,
             buffer=place.buffer,

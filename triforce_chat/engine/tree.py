@@ -6,19 +6,24 @@ The tokens with the same parent are its children, in the order in which they wer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 Parents = tuple[int, ...]
 ROOT = -1
 KEPT = 64  # shapes whose derived figures are kept
-SIGN = 63  # the highest bit of an int64
+WORD = 64  # bits of an int64
+LONGEST_PATH = (
+    64  # tokens of a path that graphs have room for: of the deepest tree, and of what lookup adds to it
+)
 
 
 @lru_cache(maxsize=KEPT)
@@ -48,7 +53,8 @@ def paths(parents: Parents) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
-class Branches(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Branches:
     """What the n tokens of a forward follow, where they do not simply follow one another.
 
     steps: [n], their positions, counted from the cache's next one; visible: [n, t], which of the cache's last t tokens,
@@ -58,9 +64,9 @@ class Branches(NamedTuple):
     steps: Tensor
     visible: Tensor
 
-    @property
+    @cached_property
     def masks(self) -> Tensor:
-        """What they see from the second of the t tokens on, as bits: [n], int64."""
+        """What they see from the second of the t tokens on: see ``bits``."""
         return bits(self.visible[:, 1:])
 
 
@@ -81,9 +87,16 @@ def branches(parents: Parents, order: tuple[int, ...], first: int = 0, prefix: i
 
 
 def bits(flags: Tensor) -> Tensor:
-    """Rows of up to 64 booleans as numbers: [n, t] -> [n], int64."""
-    weights = [1 << at if at < SIGN else -(1 << at) for at in range(flags.shape[1])]
-    return (flags.long() * torch.tensor(weights, dtype=torch.long)).sum(-1)
+    """Rows of booleans as words of 64 bits, the first one lowest: [n, t] -> [n, words], int64."""
+    words = words_of(flags.shape[1])
+    weights = torch.tensor([*(1 << at for at in range(WORD - 1)), -(1 << (WORD - 1))])
+    whole = pad(flags, (0, words * WORD - flags.shape[1])).view(len(flags), words, WORD)
+    return (whole * weights).sum(-1)
+
+
+def words_of(n: int) -> int:
+    """Words that hold so many bits, at least one."""
+    return max(1, -(-n // WORD))
 
 
 def verified(parents: Parents, prefix: int) -> Branches:
@@ -98,11 +111,16 @@ def extended(parents: Parents, node: int, n: int) -> Parents:
     return (*parents, node, *range(len(parents), len(parents) + n - 1))
 
 
-class Family(NamedTuple):
-    """A tree's shape as tensors; row 0 is its root, row i+1 its node i.
+def chain(n: int) -> Branches:
+    """The forward of n tokens that follow one another: a tree without branches."""
+    return verified(tuple(range(ROOT, n - 2)), 1)
 
-    links: [2, n+1], the first child of every row and its next sibling, as numbers of nodes, or -1. lines: [n+1, d], the
-    nodes on the path to every row, itself included, then n.
+
+class Family(NamedTuple):
+    """The shapes of B trees as tensors; row 0 is a tree's root, row i+1 its node i.
+
+    links: [B, 2, n+1], the first child of every row and its next sibling, as numbers of nodes, or -1. lines: [B, n+1,
+    d], the nodes on the path to every row, itself included, then n.
     """
 
     links: Tensor
@@ -111,23 +129,30 @@ class Family(NamedTuple):
     @property
     def room(self) -> tuple[int, int]:
         """The nodes that it has room for, and those of a path."""
-        return len(self.lines) - 1, self.lines.shape[1]
+        return self.lines.shape[1] - 1, self.lines.shape[2]
 
 
 @lru_cache(maxsize=KEPT)
 def family(parents: Parents, n: int, deepest: int | None = None) -> Family:
-    """The shape with room for n nodes and paths of ``deepest``, if given: what is more belongs to no row."""
+    """One tree's, with room for n nodes and paths of ``deepest``, if given: what is more belongs to no row."""
     following = children(parents)
-    links = torch.full((2, n + 1), -1, dtype=torch.long)
+    links = torch.full((1, 2, n + 1), -1, dtype=torch.long)
     for parent, nodes in following.items():
-        links[0, parent + 1] = nodes[0]
+        links[0, 0, parent + 1] = nodes[0]
         for elder, younger in pairwise(nodes):
-            links[1, elder + 1] = younger
+            links[0, 1, elder + 1] = younger
     deepest = levels(parents) if deepest is None else deepest
-    lines = torch.full((n + 1, deepest), n, dtype=torch.long)
+    lines = torch.full((1, n + 1, deepest), n, dtype=torch.long)
     for node, path in enumerate(paths(parents)):
-        lines[node + 1, : len(path)] = torch.tensor(path)
+        lines[0, node + 1, : len(path)] = torch.tensor(path)
     return Family(links, lines)
+
+
+def families(trees: Sequence[Parents], n: int, deepest: int | None = None) -> Family:
+    """``family`` of several trees."""
+    deepest = max(map(levels, trees)) if deepest is None else deepest
+    each = [family(parents, n, deepest) for parents in trees]
+    return Family(*(torch.cat(parts) for parts in zip(*each, strict=True)))
 
 
 def levels(parents: Parents) -> int:

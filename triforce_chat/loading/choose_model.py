@@ -116,7 +116,7 @@ def objection(model: Description, settings: Settings, computer: Computer) -> str
     if not own.divides_among(settings.tp):
         return f"{model.name} answers better, but {settings.tp} processes cannot share it"
     if context > model.context:
-        return f"{model.name} answers better, but it was made for {model.context:,} tokens at most"
+        return f"{model.name} answers better, but was made for {model.context:,} tokens at most"
     draft = describe_draft(draft_for(model))
     made = plan_for(settings, model, draft, context, computer.machine, settings.tp)
     plan = with_resident_weights(made, offload_of(settings))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from triforce_chat.engine.cache.eviction import SINKS, WINDOW
 from triforce_chat.engine.compile_ahead import Formats, Kernels, compile_all
 from triforce_chat.engine.engine import SLACK
 from triforce_chat.engine.speculation.stacks import retrieval_budget
@@ -83,16 +82,18 @@ def kernels_of(
 ) -> Iterator[Kernels]:
     """What the target and its draft will launch by this plan, for up to so many ``sequences`` at once."""
     options = stack_options(settings, target.context, plan.workload.caches.budget, plan.offloaded)
+    options = options.streaming(plan.workload.streamed_layers > 0, plan.offloaded).beside(sequences)
     budget, retrieval = retrieval_budget(options), plan.workload.caches.retrieval > 0
     copied = retrieval and (sequences > 1 or not plan.lists)
-    buffers = [plan.workload.context + SLACK, *([budget.capacity] if copied else [])]
+    buffers = [plan.workload.context + plan.workload.slack, *([budget.capacity] if copied else [])]
     copies = options.middle != "full" and plan.workload.stored is None
     int8 = retrieval and copies and dtype == torch.bfloat16
     own = plan.workload.target
     layers = formats_of(plan.workload.stored)
     room = GRAIN + SLACK  # as most sequences have it
     kept = budget if retrieval else None
-    lists, trees = retrieval and plan.lists, options.tree is not None and sequences == 1
+    lists = retrieval and plan.lists
+    trees = options.tree.most if options.tree else 0
     kv = kv_dtype(settings, "cuda", dtype, plan.workload.stored is not None)
     more: dict[str, Any] = {
         "quantized_copy": plan.workload.quantized_copy > 0,
@@ -103,9 +104,8 @@ def kernels_of(
     yield Kernels(own, dtype, buffers, kept, lists, int8, settings.tp, layers, sequences, **more)
     if draft is not None and plan.workload.caches.streaming:
         layers = formats_of(plan.workload.stored_draft)
-        window = [SINKS + WINDOW + options.hop]
         of_draft: dict[str, Any] = {"sequences": sequences, "trees": trees, "drawn": own.vocabulary}
-        yield Kernels(Dimensions.of(draft.fields), dtype, window, layers=layers, **of_draft)
+        yield Kernels(Dimensions.of(draft.fields), dtype, [options.window], layers=layers, **of_draft)
 
 
 def formats_of(stored: StoredWeights | None) -> Sequence[Formats]:

@@ -36,8 +36,9 @@ from triforce_chat.loading.planning import (
     streamed_weights,
 )
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
+from triforce_chat.loading.vain_settings import without_effect
 from triforce_chat.memory_plan.plan import MemoryPlan
-from triforce_chat.models.describe import as_stored, describe_source
+from triforce_chat.models.describe import Description, as_stored, describe_source
 from triforce_chat.models.failures import is_out_of_memory
 from triforce_chat.models.load import LoadedModel, Settle, check_draft, load_model
 from triforce_chat.models.placement import placement
@@ -79,8 +80,7 @@ def load_engine(
     require_kv(settings, kv)
     if spec.capacity is None:
         plan = shortened_to_fit(plan, settings, hooks.note)
-    if warning := model.warning(wanted):
-        hooks.warn(warning)
+    tell_before_reading(spec, hooks, model, place.device, wanted)
     plan = plan.with_context(group.all_reduce_min(plan.workload.context))
     load = partial(load_model, device=device, dtype=dtype, attention=attention.NAME)
     load = partial(load, report=hooks.progress, note=hooks.note)
@@ -115,6 +115,16 @@ def load_engine(
     return engine, dataclasses.replace(target, draft=short_name(draft.name) if draft else None)
 
 
+def tell_before_reading(
+    spec: EngineSpec, hooks: LoadHooks, model: Description, device: torch.device, wanted: int
+) -> None:
+    """Say which settings have no effect, and what makes answers doubtful."""
+    for line in without_effect(spec.settings, model, device) if spec.shape is None else ():
+        hooks.note(line)
+    if warning := model.warning(wanted):
+        hooks.warn(warning)
+
+
 def build_engine(
     spec: EngineSpec,
     hooks: LoadHooks,
@@ -136,7 +146,7 @@ def build_engine(
             drafting,
             stack_for(spec.settings, target),
             prefix_store,
-            kv_storage(plan, spec.settings, hooks.note),
+            kv_storage(plan, hooks.note),
             None if eviction else hooks.calibrations(target, draft, group.size),
             eviction=eviction,
         )
@@ -165,7 +175,9 @@ def load_draft(
     if name is None:
         # With the stack "auto" lookup is as good a drafter as any that may be chosen: nothing to tell.
         if settings.draft == "auto" and settings.stack != "auto":
-            note(f"no draft model for {target.name} here: lookup drafts; --draft names one")
+            note(
+                f"no draft model for {target.name} on this machine: n-gram lookup drafts instead; --draft names one"
+            )
         return None
     try:
         draft = load(name, tokenizer=target.tokenizer)
@@ -173,7 +185,7 @@ def load_draft(
     except (ModelError, OutOfMemory) as error:
         if settings.draft != "auto":
             raise
-        note(f"lookup drafts, because the draft model cannot be loaded: {error}")
+        note(f"n-gram lookup drafts, because the draft model cannot be loaded: {error}")
         return None
     return draft
 

@@ -107,7 +107,8 @@ def plan_for(
     """Plan for a machine, which need not be this one, with the largest retrieval cache that pays.
 
     On a GPU quantized weights of a GGUF file stay as they are only where expanded ones leave no room for the cache, and
-    expanded ones are in host memory only where neither fit. Raises UsageError if so many GPUs cannot share the target.
+    expanded ones are in host memory only where neither fit, not even with a shorter context if none is asked for.
+    Raises UsageError if so many GPUs cannot share the target.
     """
     device, dtype, _ = machine
     expanded = _plan(
@@ -121,7 +122,8 @@ def plan_for(
         return expanded
     kept = as_stored(model, device, dtype), draft and as_stored(draft, device, dtype)
     plan = _plan(settings, *kept, context, machine, gpus)
-    return plan if plan.fits or preferred or not expanded.fits else expanded
+    shorter = settings.room is None and expanded.workload.streamed_layers and not plan.workload.streamable
+    return plan if plan.fits or preferred or shorter or not expanded.fits else expanded
 
 
 def _plan(
@@ -215,14 +217,14 @@ def shortened_to_fit(plan: MemoryPlan, settings: Settings, note: Note) -> Memory
         raise no_memory(wanted, shortage(plan, most, "--keep" if settings.eviction else "--context"))
     context = min(wanted, max(most, CONTEXT_STEP))
     note(plan_line(plan))
-    note(f"context of {context:,} tokens, because memory has no room for the {wanted:,} of {settings.model}")
+    note(
+        f"context of {context:,} tokens, because there is not enough memory for the {wanted:,} of {settings.model}"
+    )
     return place_kv(plan.with_context(context).workload, plan.memory, offload)
 
 
-def kv_storage(plan: MemoryPlan, settings: Settings, note: Note) -> Callable[[Shape, int], KVStorage]:
+def kv_storage(plan: MemoryPlan, note: Note) -> Callable[[Shape, int], KVStorage]:
     """A function that allocates the full cache's keys and values where the plan places them."""
-    if settings.offload and plan.memory.is_host:
-        note("--offload has no effect without a GPU: keys and values are in main memory anyway")
     if not plan.offloaded:
         return storage_for
 
@@ -241,8 +243,6 @@ def streamed_weights(plan: MemoryPlan, settings: Settings, device: str, note: No
 
     Raises UsageError for a stack that makes no sense then.
     """
-    if settings.gpu_layers is not None and plan.memory.is_host:
-        note("--gpu-layers has no effect without a GPU: the weights are in main memory anyway")
     if not plan.workload.streamed_layers:
         return None
     check_streamed(settings.stack)

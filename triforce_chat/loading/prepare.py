@@ -1,4 +1,4 @@
-"""What becomes of a GGUF file's weights on this machine, and making that before the first start needs it."""
+"""What becomes of a model's files on this machine, and making that before the first start needs it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from triforce_chat.engine.cpu_kernels.compiled import obstacle
 from triforce_chat.loading.device import device_and_dtype, keeps_format
 from triforce_chat.models.describe import as_stored, describe
-from triforce_chat.models.load import expanded, kept_weights
+from triforce_chat.models.load import expanded, kept_weights, read_small_files
 from triforce_chat.models.packed import PackedModel
 from triforce_chat.models.placement import placement
 from triforce_chat.models.progress import Note, Report
@@ -16,17 +16,19 @@ from triforce_chat.settings.settings import Settings
 
 
 def prepare(settings: Settings, report: Report, note: Note) -> None:
-    """Compile the kernels that the model's weights need, or expand them; nothing for a model in safetensors.
+    """Make what the model's first start would make otherwise.
 
-    Raises ModelError, OutOfMemory and UsageError.
+    That is, of a GGUF file, the kernels that its weights need, or the expanded weights; and of any model what is kept
+    of its small files. Raises ModelError, OutOfMemory and UsageError.
     """
     source = resolve(settings.model, report=report)
+    read_small_files(source)
     if source.gguf_file is None:
         return
     device, dtype = device_and_dtype(settings)
     place = placement(torch.device(device), dtype)
     if not (keeps_format(settings, device) and kept_weights(source, place, note)):
-        expanded(source, device, dtype, report, note)
+        read_small_files(expanded(source, device, dtype, report, note))
 
 
 def stays_quantized(settings: Settings) -> bool:

@@ -7,7 +7,6 @@ import dataclasses
 import torch
 
 from triforce_chat.engine.cache.chunk_mass import weighable
-from triforce_chat.engine.cache.eviction import SINKS, WINDOW
 from triforce_chat.engine.cache.full import QUERY_WINDOW
 from triforce_chat.engine.cache.offload import BUFFERS
 from triforce_chat.engine.cache.quantization import BITS, bytes_of
@@ -75,8 +74,19 @@ def workload_of(
         stored_draft=draft.stored if draft else None,
         kv_itemsize=(2 if kv in BITS else kv.itemsize) if kv and kv != dtype else None,
         quantized_kv=bytes_of(GRAIN, own.keys // own.kv_heads, BITS[kv]) if kv in BITS else None,
+        middle=stack.middle if copies_weights(stack, device, dtype) else "full",
+        trees=largest_trees(stack),
+        beyond=(stack.beyond, stack.streaming(weights=True, keys=False).beyond),
         quantized_copy=copies * bytes_of(GRAIN, own.keys // own.kv_heads, COPY_BITS),
     )
+
+
+def largest_trees(stack: StackOptions) -> tuple[int, int]:
+    """Tokens of the largest tree that a stack drafts, and of the largest one where weights are streamed."""
+    drafts = STACKS[stack.name].draft_caches > 0
+    either = (stack, stack.streaming(weights=True, keys=False))
+    usual, streamed = (each.tree.most if drafts and each.tree else 0 for each in either)
+    return usual, streamed
 
 
 def engine_layout(
@@ -109,6 +119,11 @@ def repeats_heads(dim: int, dtype: torch.dtype) -> bool:
     return old or not prefill_attention.flash_takes(dtype, dim)
 
 
+def copies_weights(stack: StackOptions, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a stack has a level below the target that can run on 8-bit copies of its weights."""
+    return STACKS[stack.name].retrieval_caches > 0 and device.type != "cpu" and dtype == torch.bfloat16
+
+
 def selects_in_place(stack: StackOptions, device: torch.device, kv: torch.dtype | None) -> bool:
     """Whether a stack's retrieval cache copies nothing of a full cache that is on the device."""
     weighs = device.type == "cpu" or weighable(stack.budget.chunk)
@@ -118,13 +133,16 @@ def selects_in_place(stack: StackOptions, device: torch.device, kv: torch.dtype 
 def small_caches(stack: StackOptions, in_place: bool) -> SmallCaches:
     """The sizes of a stack's retrieval and streaming caches."""
     spec, budget = STACKS[stack.name], retrieval_budget(stack)
+    window = stack.streaming(
+        weights=True, keys=False
+    ).window  # with room for the largest tree, whatever streams
     return SmallCaches(
         budget=budget.tokens,
         retrieval=spec.retrieval_caches * budget.capacity,
         in_place=in_place,
         chunk=budget.chunk,
         queries=budget.queries,
-        streaming=spec.draft_caches * (SINKS + WINDOW + stack.hop),
+        streaming=spec.draft_caches * window,
         latest=spec.quantized_copies * LATEST,
     )
 

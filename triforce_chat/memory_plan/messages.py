@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from triforce_chat.memory_plan.plan import DRAFT, MIDDLE_LEVEL, SPARE, MemoryPlan, other_way
-from triforce_chat.memory_plan.remedies import Remedies
+from triforce_chat.memory_plan.remedies import FILE, Outcome, Remedy
+from triforce_chat.settings.settings import FLOAT8, QUANTIZED
 from triforce_chat.settings.sizes import readable
 
 LABELS = {
@@ -15,6 +16,7 @@ LABELS = {
     "draft": "draft",
     "activations": "activations",
 }
+KEEPING_GPUS = "on data-centre GPUs such as A30, A100 and H100"  # whose chips the kernels for it fit on
 BUS = 55e9  # bytes per second from pinned host memory, as PCIe 5 carries them to an H100 or H200
 
 
@@ -31,7 +33,7 @@ def offload_line(plan: MemoryPlan) -> str:
     layers = plan.workload.target.layers
     return (
         f"keys and values of {layers - plan.resident} of {layers} layers in host memory "
-        f"({readable(plan.host)}): each step takes longer the more of the context is in use"
+        f"({readable(plan.host)}): the fuller the context, the longer each step takes"
     )
 
 
@@ -53,7 +55,7 @@ def _which(plan: MemoryPlan) -> str:
 
 
 def _copied(size: int) -> str:
-    return f"{1000 * size / BUS:,.0f} ms for copies in each forward, at {BUS / 1e9:.0f} GB/s"
+    return f"copying them takes {1000 * size / BUS:,.0f} ms per forward, at {BUS / 1e9:.0f} GB/s"
 
 
 def pass_ms(plan: MemoryPlan) -> float:
@@ -68,7 +70,8 @@ def shortage(plan: MemoryPlan, fitting: int, option: str = "--context") -> str:
     if fitting:
         return f"{needed}; {option} {fitting} is the most that fits"
     return (
-        f"{needed}; no context fits beside {readable(plan.workload.weights)} of weights; use a smaller model"
+        f"{needed}; no context fits beside {readable(plan.workload.weights)} of weights; "
+        "'triforce-chat plan' with the same options says what would help"
     )
 
 
@@ -92,7 +95,7 @@ def rows(plan: MemoryPlan, draft: str | None) -> Iterator[tuple[str, str, str]]:
     }
     for name, size in plan.parts.items():
         yield LABELS[name], readable(size) if size else "-", remarks[name]
-    yield "total", readable(plan.device), _of(plan.memory.device)
+    yield "total", readable(plan.device), _of(plan.memory.device) + _more(plan)
     if plan.host:
         yield "host, pinned", readable(plan.host), _of(plan.memory.host)
         yield "each forward", readable(plan.copied()), _copied_remark(plan)
@@ -114,29 +117,31 @@ def verdict(plan: MemoryPlan) -> str:
     return f"does not fit {where}"
 
 
-def advice(plan: MemoryPlan, relaxed: MemoryPlan, found: Remedies) -> str:
-    """The flags that would make the plan fit; empty if there is nothing to do.
-
-    ``found`` are the remedies of ``relaxed``, the plan without ``--offload``.
-    """
-    if relaxed.fits and not plan.fits:
-        return "would fit without --offload"
-    shortened = f" --context {found.dtype_context}" if found.dtype_context else ""
-    flags_of = {
-        f"--context {found.context}": found.context,
-        f"--context {found.offloaded_context} and KV in host memory": found.offloaded_context,
-        f"--dtype {found.dtype}{shortened}": found.dtype,
-        f"--tp {found.tp}": found.tp,
-    }
-    flags = ", or with ".join(each for each, works in flags_of.items() if works)
-    if not plan.fits:
-        forced = "without --offload and " if plan.offloaded and not relaxed.offloaded else ""
+def advice(outcome: Outcome, found: Sequence[Remedy], host: int | None = None) -> str:
+    """What the remedies are for; empty if there is nothing to do. ``host``: bytes of host memory that are enough."""
+    if not found:
+        more = f", or a machine with {readable(host)} of free host memory" if host else ""
         return (
-            f"would fit {forced}with {flags}"
-            if flags
-            else "no single change makes it fit: use a smaller model"
+            ""
+            if outcome.fits
+            else f"no change of one or two settings makes it fit: use a smaller model{more}"
         )
-    return f"would fit without host memory with {flags}" if flags else ""
+    return "what would keep all of it on the GPU:" if outcome.fits else "what would make it fit:"
+
+
+def remedy_line(remedy: Remedy) -> str:
+    """What to change, what the run takes then, and how long a context may be."""
+    gpus = f" on each of {remedy.gpus} GPUs" if remedy.gpus > 1 else ""
+    host = f" and {readable(remedy.host)} in host memory" if remedy.host else ""
+    context = "" if remedy.shortened else f", and up to {remedy.context:,} tokens fit"
+    where = f"; {KEEPING_GPUS}" if FILE in remedy.changes else ""
+    rounded = "; rounds keys and values" if remedy.changes.get("kv") in (FLOAT8, *QUANTIZED) else ""
+    return f"  {remedy.flags}: {readable(remedy.device)}{gpus}{host}{context}{rounded}{where}"
+
+
+def usual_context(context: int) -> str:
+    """What a chat does about a context that does not fit and that nobody asked for."""
+    return f"a chat takes the longest context that fits, {context:,} tokens, unless --context names one"
 
 
 def _location(plan: MemoryPlan) -> str:
@@ -149,29 +154,28 @@ def _retrieval_remark(plan: MemoryPlan) -> str:
     slots = f"{plan.workload.caches.retrieval:,} slots"
     if plan.lists:
         return f"lists of {slots}, and the tensors that choose them"
-    selected = (
-        f" for {plan.workload.caches.budget:,} selected of the tokens that stream" if plan.offloaded else ""
-    )
+    selected = f" for {plan.workload.caches.budget:,} selected tokens" if plan.offloaded else ""
     return f"{slots}{selected}, and the tensors that build it"
 
 
 def _weights_remark(plan: MemoryPlan) -> str:
     workload = plan.workload
     if not workload.streamed_layers:
-        return ""
+        copies = workload.int8_copies if workload.middle == "int8" else 0
+        return f"{readable(copies)} of them 8-bit copies for the middle level" if copies else ""
     resident = workload.target.layers - workload.streamed_layers
     streamed = min(workload.layout.buffers, workload.streamed_layers)
-    return (
-        f"of {streamed} streamed and {resident} resident layers; {_which(plan)} stream: "
-        f"{_copied(workload.streamed_weights)}"
-    )
+    return f"{_layers(resident, streamed)}; {_which(plan)} stream: {_copied(workload.streamed_weights)}"
 
 
 def _copied_remark(plan: MemoryPlan) -> str:
     """What a forward copies, and why it is this."""
     more = plan.copied(DRAFT) - plan.copied()
-    added = f"{readable(more)} more" if more else "no more"
-    return f"copied for a token behind a full context, and {added} for a draft of {DRAFT}{_choice(plan)}"
+    draft = f"{readable(more)} more" if more else "as much"
+    copied = (
+        f"copied to the GPU for one token when the context is full; {draft} for a draft of {DRAFT} tokens"
+    )
+    return copied + _choice(plan)
 
 
 def _choice(plan: MemoryPlan) -> str:
@@ -181,21 +185,34 @@ def _choice(plan: MemoryPlan) -> str:
         return ""  # no choice, or the user's
     streams = ("weights", "keys and values")
     chosen, instead = streams if plan.workload.streamed_layers else streams[::-1]
-    reason = f"; {chosen} stream, as {instead} would be {readable(other.copied())}"
+    reason = f"; {chosen} stream, because streaming {instead} would copy {readable(other.copied())}"
     if plan.copied() > other.copied():
-        return f"{reason} but leave no middle level, which confirms about {MIDDLE_LEVEL} times the tokens"
+        more = f"with which a forward confirms about {MIDDLE_LEVEL} times as many tokens"
+        return f"{reason} and rule out the middle level, {more}"
     return reason
 
 
 def _each_chunk(plan: MemoryPlan) -> str:
-    return ", each of which streams the weights once" if plan.workload.streamed_layers else ""
+    return ", each of which copies the streamed weights once" if plan.workload.streamed_layers else ""
 
 
 def _kv_remark(plan: MemoryPlan) -> str:
     copied = f", and {readable(plan.workload.copy)} of a 4-bit copy" if plan.workload.copy else ""
     if not plan.offloaded:
         return f"of {plan.workload.context:,} tokens{copied}"
-    return f"of {plan.streamed} streamed and {plan.resident} resident layers{copied}"
+    return f"{_layers(plan.resident, plan.streamed)}{copied}"
+
+
+def _layers(resident: int, streamed: int) -> str:
+    """Of which layers something is on the GPU; ``streamed``: of those in host memory so many at once."""
+    if not resident:
+        return f"of {streamed} layers at a time; all are in host memory"
+    return f"of {resident} layers, and of {streamed} at a time of the others, which are in host memory"
+
+
+def _more(plan: MemoryPlan) -> str:
+    copies = plan.optional_copies
+    return f"; {readable(copies)} more for 8-bit copies of the weights, as there is room" if copies else ""
 
 
 def _of(available: int | None) -> str:

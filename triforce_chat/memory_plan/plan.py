@@ -12,6 +12,7 @@ from triforce_chat.memory_plan.workload import Workload
 
 SPARE = 0.05  # share of the memory left to libraries and fragmentation
 CONTEXT_STEP = 1024  # tokens
+BESIDE_COPIES = 8 << 30  # bytes that 8-bit copies leave free on a GPU
 DRAFT = 16  # tokens, of a usual draft where something streams
 # How many times as many tokens a forward confirms if a middle level drafts for it, which only keys and values in host
 # memory leave: 14 and 3 to 5 were measured.
@@ -96,8 +97,9 @@ class MemoryPlan:
     def parts(self) -> dict[str, int]:
         """Bytes on each device by purpose. The names are those of ``plan --json``."""
         workload = self.workload
+        copies = workload.int8_copies if workload.middle == "int8" else 0
         return {
-            "weights": workload.weights,
+            "weights": workload.weights + copies,
             "kv": self.kv,
             "retrieval": workload.lists if self.lists else workload.retrieval,
             "draft": workload.draft_bytes,
@@ -107,6 +109,14 @@ class MemoryPlan:
     @property
     def device(self) -> int:
         return sum(self.parts.values())
+
+    @property
+    def optional_copies(self) -> int:
+        """Bytes of 8-bit copies of the weights that are made because the device has room, and not otherwise."""
+        copies, free = self.workload.int8_copies, self.memory.device
+        if self.workload.middle != "auto" or free is None:
+            return 0
+        return copies if free - self.device > copies + BESIDE_COPIES else 0
 
     @property
     def fits_device(self) -> bool:
@@ -192,11 +202,6 @@ def with_resident_weights(plan: MemoryPlan, offload: Offload) -> MemoryPlan:
     """The plan with all weights on the device."""
     whole = dataclasses.replace(plan.workload, gpu_layers=None, streamable=False)
     return place_kv(whole, plan.memory, offload)
-
-
-def without_forced_offload(plan: MemoryPlan) -> MemoryPlan:
-    """The plan itself if it fits, else the plan without ``--offload``."""
-    return plan if plan.fits else place_kv(plan.workload, plan.memory)
 
 
 def resident_layers(workload: Workload, memory: Memory) -> int:

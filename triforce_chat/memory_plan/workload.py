@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 FP32, INT64 = 4, 8  # bytes
 STREAMS = 3  # tensors of the residual stream's size that live throughout a layer
 ROTATED = 5  # tensors of the queries' size that live while RoPE is applied
-LOGIT_ROWS = 64  # the most tokens of one forward whose logits are used
+LOGIT_ROWS = 64  # the most tokens of one forward whose logits are used, but for trees
+TREE_COPIES = (
+    4  # rows of logits and distributions for each token of a tree: in its draft and its verification
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class EngineLayout:
     """The engine's memory layout; sizes in tokens."""
 
     grain: int  # the number of slots is a multiple of this
-    slack: int  # slots of the full cache beyond the context
+    slack: int  # slots of the full cache beyond the context, but for large trees
     queries: int  # latest queries that the full cache keeps
     newest: int  # tokens that it keeps unquantized beside quantized ones
     prefill: int  # tokens of one prefill chunk
@@ -71,6 +74,14 @@ class Workload:
     quantized_copy: int = 0  # the same of a quantized copy beside the full cache
     gpu_layers: int | None = None  # of the target, whose weights stay on the GPU; None: all
     streamable: bool = False  # where they do not fit, weights may be in host memory
+    middle: str = (
+        "full"  # weights of a level of the target's below it: "int8", or "auto" for that where there is room
+    )
+    trees: tuple[int, int] = (
+        0,
+        0,
+    )  # tokens of the largest one that is drafted, and of that where weights are streamed
+    beyond: tuple[int, int] = (0, 0)  # slots of the full cache that these need, beside its slack
 
     @property
     def weights(self) -> int:
@@ -79,6 +90,16 @@ class Workload:
         streamed = self._streamed
         # Of mixed formats layers differ, and each buffer has room for the largest.
         return whole - sum(streamed) + sum(max(streamed) for _ in streamed[: self.layout.buffers])
+
+    @property
+    def int8_copies(self) -> int:
+        """8-bit copies of the weights that every step reads, for a level below the target: a byte for each number.
+
+        There are none beside quantized weights, which the level uses itself, or where weights are streamed.
+        """
+        if self.middle == "full" or self.stored or self.streamed_layers:
+            return 0
+        return (self.target.layers * self.target.matrices + self.target.embedding) // self.gpus
 
     @property
     def streamed_layers(self) -> int:
@@ -98,6 +119,11 @@ class Workload:
         return sum(self._streamed)
 
     @property
+    def slack(self) -> int:
+        """Slots of the full cache beyond the context."""
+        return self.layout.slack + self.beyond[self.streamed_layers > 0]
+
+    @property
     def _streamed(self) -> tuple[int, ...]:
         """Those of each layer that has its weights there."""
         return self.layer_weights[self.target.layers - self.streamed_layers :]
@@ -110,7 +136,7 @@ class Workload:
     @property
     def layer_kv(self) -> int:
         """Keys and values of one layer for the whole context."""
-        slots = self.layout.slots(self.context + self.layout.slack)
+        slots = self.layout.slots(self.context + self.slack)
         if self.quantized_kv:
             quantized = slots // self.layout.grain * self.target.kv_heads * self.quantized_kv
             return quantized + self._kv(self.layout.newest)
@@ -124,7 +150,7 @@ class Workload:
     @property
     def copy(self) -> int:
         """A quantized copy of the full cache, in all layers."""
-        slots = self.layout.slots(self.context + self.layout.slack)
+        slots = self.layout.slots(self.context + self.slack)
         quantized = slots // self.layout.grain * self.target.kv_heads * self.quantized_copy
         return self.target.layers * (quantized + self._kv(self.caches.latest)) // self.gpus
 
@@ -195,7 +221,7 @@ class Workload:
         other and never together, there are: the fp32 copies of a norm; queries, keys and values while RoPE is
         applied; the tensors of attention; gate, up projection and their product in the MLP. Logits are kept for few
         tokens, each with two fp32 tensors of probabilities and an index. The buffers from which a GPU's graphs sample
-        and verify stay, too.
+        and verify stay, too; those of a tree are as many rows as it has tokens.
         """
         d, n, size = self.target, self.prefill, self.itemsize
         queries, keys, mlp = (part // self.gpus for part in (d.queries, d.keys, d.mlp))
@@ -204,7 +230,8 @@ class Workload:
         attention = size * (3 * queries + 2 * keys)
         layer = max(n * norm, n * rotary, n * attention + self._attention, n * 3 * mlp * size)
         chunk = STREAMS * n * d.hidden * size + layer + self._mask
-        kept = self.layout.kept_rows * d.vocabulary * (size + 2 * FP32)
+        rows = self.layout.kept_rows + TREE_COPIES * self.trees[self.streamed_layers > 0]
+        kept = rows * d.vocabulary * (size + 2 * FP32)
         return max(chunk, LOGIT_ROWS * d.vocabulary * (size + 2 * FP32 + INT64)) + kept
 
     @property
@@ -215,7 +242,7 @@ class Workload:
         queries. Others read the keys in blocks, whose results are merged in fp32. Keys and values that are kept in
         another dtype are converted for a chunk.
         """
-        slots, d = self.layout.slots(self.context + self.layout.slack), self.target
+        slots, d = self.layout.slots(self.context + self.slack), self.target
         if self.layout.score_rows:
             copied = self.layout.copied_kv * self._kv(slots)
             # Of one head at a time, keys and values that are kept in another dtype are converted.

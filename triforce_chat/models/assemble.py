@@ -69,9 +69,7 @@ def read_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
     """
     model = LanguageModel(config, dtype, device)
     with ExitStack() as opened:
-        files = [
-            opened.enter_context(safe_open(path, "pt", device=str(device))) for path in weight_files(folder)
-        ]
+        files = [opened.enter_context(_opened(path, device)) for path in weight_files(folder)]
         found = {name: (file, name) for file in files for name in file.keys()}  # noqa: SIM118 (no iterator)
         if config.tie_word_embeddings and EMBEDDING not in found and OUTPUT in found:
             found[EMBEDDING] = found.pop(OUTPUT)  # transformers writes what both share under either name
@@ -83,6 +81,11 @@ def read_model(folder: Path, config: Any, dtype: torch.dtype, device: torch.devi
         model.lm_head.weight = model.model.embed_tokens.weight
     model.generation_config = generation_config(folder)
     return model.requires_grad_(False).eval()
+
+
+def _opened(path: Path, device: torch.device) -> Any:
+    path.open("rb").close()  # of whatever cannot be read, safetensors says that it is missing
+    return safe_open(path, "pt", device=str(device))
 
 
 def weight_files(folder: Path) -> Iterator[Path]:

@@ -42,7 +42,7 @@ def write_tokenizer(source: ModelSource, config: Any, folder: Path) -> None:
     with convert_errors(source.name, "cpu"), silence_logs(), quick(source):
         tokenizer = AutoTokenizer.from_pretrained(source.folder, **options(source))
         if not hasattr(tokenizer, "backend_tokenizer"):
-            raise ModelError(f"{source.name}: its tokenizer is none that the library tokenizers can run")
+            raise ModelError(f"{source.name}: its tokenizer cannot be run by the tokenizers library")
         if source.gguf_file is not None:
             repair_gguf_tokenizer(tokenizer, config)
         written.write(tokenizer, folder)

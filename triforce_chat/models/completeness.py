@@ -33,7 +33,7 @@ def check_index(name: str, index: Path, suffix: str) -> None:
     foreign = [file for file in files if not file.endswith(suffix) or set(file) & set("/\\:\0")]
     if foreign:
         raise ModelError(
-            f"{name}: {index.name} names {foreign[0]!r}, no {suffix} file of its folder; not read"
+            f"{name}: {index.name} names {foreign[0]!r}, which is not a {suffix} file in its folder; it is not read"
         )
     missing = [file for file in files if not (index.parent / file).is_file()]
     if missing:
@@ -46,6 +46,10 @@ def indexed_files(index: Path) -> list[str]:
         return []
     try:
         return sorted({_name(file) for file in json.loads(index.read_text("utf-8"))["weight_map"].values()})
+    except OSError as error:
+        raise ModelError(
+            f"{index.parent.name}: {index.name} cannot be read ({error.strerror or error})"
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(
             f"{index.parent.name}: {index.name} is damaged; copy or download the model again"

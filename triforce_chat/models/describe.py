@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from os.path import expanduser
 from pathlib import Path
@@ -19,6 +18,8 @@ from triforce_chat.models.rope import MAX_CONTEXT, is_yarn, stretch_yarn
 if TYPE_CHECKING:
     import torch
 
+    from triforce_chat.models.packed import PackedModel
+    from triforce_chat.models.placement import Placement
     from triforce_chat.models.stored_format import StoredWeights
 
 
@@ -71,7 +72,14 @@ def describe(name: str) -> Description:
     if is_adapter(path):
         adapter = read_adapter(path.absolute())
         base = describe(adapter.base)
-        return dataclasses.replace(base, name=name, context=adapter.context, rope=adapter.rope)
+        return dataclasses.replace(
+            base,
+            name=name,
+            context=adapter.context,
+            rope=adapter.rope,
+            preset=base.preset and dataclasses.replace(base.preset, adapter=str(path)),
+            source=base.source and dataclasses.replace(base.source, adapter=adapter),
+        )
     if path.exists() or not looks_like_hub_id(name):
         return describe_source(resolve(name))
     return _of_hub(name)
@@ -119,22 +127,43 @@ def as_stored(model: Description, device: torch.device, dtype: torch.dtype) -> D
 
     Raises ModelError for a damaged file.
     """
+    return dataclasses.replace(model, stored=stored_or_reason(model, device, dtype)[0])
+
+
+def stored_or_reason(
+    model: Description, device: torch.device, dtype: torch.dtype
+) -> tuple[StoredWeights | None, str]:
+    """(the weights that stay as they are, why those of a GGUF file do not); None or empty if there are none.
+
+    Raises ModelError for a damaged file.
+    """
     if model.stored is not None:  # known without a file
-        return model
-    packed = model.preset.packed if model.preset else None
-    stored = None
-    if model.source is not None and model.source.gguf_file is not None:
-        from triforce_chat.models.placement import placement
-        from triforce_chat.models.stored_weights import NotMultiplied, stored_weights
+        return model.stored, ""
+    from triforce_chat.models.placement import placement
 
-        with suppress(NotMultiplied):  # loading it will tell
-            stored = stored_weights(model.source, placement(device, dtype))
-    elif packed is not None and device.type == "cpu":
-        from triforce_chat.engine.cpu_kernels.compiled import obstacle
+    place = placement(device, dtype)
+    if model.source is not None:
+        return _stored_in_file(model.source, place)
+    if model.preset is not None and model.preset.packed is not None:
+        return _stored_in_wheels(model.preset, model.preset.packed, place)
+    return None, ""
 
-        if obstacle() is not None:
-            return model
-        stored = packed.stored
-        if model.preset and model.preset.adapter:
-            stored = stored.with_adapter(fp32_bytes(read_adapter(Path(model.preset.adapter))))
-    return dataclasses.replace(model, stored=stored)
+
+def _stored_in_file(source: ModelSource, place: Placement) -> tuple[StoredWeights | None, str]:
+    from triforce_chat.models.stored_weights import NotMultiplied, stored_weights
+
+    try:
+        return stored_weights(source, place), ""
+    except NotMultiplied as problem:
+        return None, str(problem)
+
+
+def _stored_in_wheels(
+    preset: Preset, packed: PackedModel, place: Placement
+) -> tuple[StoredWeights | None, str]:
+    """Of a model that need not be on this machine."""
+    adapter = read_adapter(Path(preset.adapter)) if preset.adapter else None
+    if reason := place.reason(adapter is not None):
+        return None, reason
+    stored = packed.stored if place.device.type == "cpu" else packed.repacked
+    return stored.with_adapter(fp32_bytes(adapter)) if adapter else stored, ""

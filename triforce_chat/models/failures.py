@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from triforce_chat.errors import ModelError, OutOfMemory, TriforceError
+from triforce_chat.errors import ModelError, OutOfMemory, TriforceError, reason_of
 
 ALLOCATION_FAILED = ("can't allocate memory", "not enough memory", "out of memory")
 
@@ -29,6 +29,8 @@ def convert_errors(name: str, device: str) -> Iterator[None]:
 
 def one_line_of(error: Exception) -> str:
     """The first line of a library's error that says something, else the name of its class."""
+    if isinstance(error, OSError) and error.filename:
+        return reason_of(error)
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 

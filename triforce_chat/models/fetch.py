@@ -85,7 +85,7 @@ def _check_space(packed: PackedModel, folder: Path) -> None:
     if free < needed:
         raise ModelError(
             f"{packed.model} needs {readable(needed)} of disk space, and {folder.parent} has {readable(free)}: "
-            f"free some, or let {CACHE_VARIABLE} name a folder on another disk"
+            f"free some, or point {CACHE_VARIABLE} to a folder on another disk"
         )
 
 
@@ -101,8 +101,8 @@ def _fetched(packed: PackedModel, folder: Path, report: Report) -> Path:
         except ModelError as failure:
             causes.append(str(failure))
     raise ModelError(
-        f"{packed.model} is not here yet and cannot be downloaded: {'; '.join(causes)}. "
-        "Try again when that is mended, or pass --model FOLDER"
+        f"{packed.model} is not on this machine yet and cannot be downloaded: {'; '.join(causes)}. "
+        "Try again once that is fixed, or pass --model FOLDER"
     )
 
 

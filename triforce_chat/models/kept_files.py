@@ -17,7 +17,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from triforce_chat import __version__
-from triforce_chat.models.model_cache import CacheUnusable, discard, ensure, head_hash
+from triforce_chat.models.model_cache import (
+    LOCK,
+    UNREADABLE,
+    CacheUnusable,
+    discard,
+    ensure,
+    head_hash,
+    source_of,
+)
 from triforce_chat.models.progress import ignore_progress
 from triforce_chat.models.registry import ModelSource
 from triforce_chat.settings.paths import models_folder
@@ -29,7 +37,8 @@ NAMES = (
     *("vocab", "merges", "tekken", "tiktoken", "spiece", "sentencepiece"),
 )
 TEMPLATES = "additional_chat_templates"  # a folder of further ones
-KEPT = 64  # folders; those that were written longest ago are dropped
+KEPT = 64  # folders of models that are still there; those that were written longest ago are dropped
+NO_HASH = "unreadable"  # in place of a file's hash
 HASH_DIGITS = 12  # of the hash that keeps apart folders of the same name
 
 Make = Callable[[Path], None]  # fills an empty folder
@@ -55,6 +64,49 @@ def kept_files(kind: str, source: ModelSource, make: Make) -> Iterator[Path]:
 def kept_folder() -> Path:
     """The folder of all that is kept, which may not exist."""
     return models_folder() / "read"
+
+
+def kept_size() -> int:
+    """Bytes of all that is kept."""
+    return sum(map(_size, _kept()))
+
+
+def discard_stale() -> int:
+    """Delete what is kept of models that are gone, and what is damaged or unfinished; returns the bytes freed."""
+    return _discard([folder for folder in _kept() if not _has_model(folder)])
+
+
+def discard_all() -> int:
+    """Delete all that is kept; returns the bytes freed."""
+    return _discard(_kept())
+
+
+def _kept() -> list[Path]:
+    """All folders, even those of which only the lock is left; those that were written longest ago come first."""
+    names = {path.name.removesuffix(LOCK) for path in kept_folder().glob("[!.]*")}
+    return sorted((kept_folder() / name for name in names), key=_written)
+
+
+def _written(folder: Path) -> int:
+    return folder.stat().st_mtime_ns if folder.exists() else 0
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*"))
+
+
+def _has_model(folder: Path) -> bool:
+    try:
+        return Path(json.loads(source_of(folder))["path"]).exists()
+    except UNREADABLE:
+        return False
+
+
+def _discard(folders: list[Path]) -> int:
+    freed = sum(map(_size, folders))
+    for folder in folders:
+        discard(folder)
+    return freed
 
 
 def _folder_for(kind: str, source: ModelSource) -> Path:
@@ -87,11 +139,14 @@ def _files(source: ModelSource) -> list[Path]:
 
 def _about(file: Path) -> tuple[str, int, int, str]:
     stat = file.stat()
-    return file.name, stat.st_size, stat.st_mtime_ns, head_hash(file)
+    try:
+        head = head_hash(file)
+    except OSError:  # whoever needs this file will say so
+        head = NO_HASH
+    return file.name, stat.st_size, stat.st_mtime_ns, head
 
 
 def _make(make: Make, into: Path) -> None:
-    found = [path for path in kept_folder().iterdir() if not path.name.startswith(".") and path.is_dir()]
-    for folder in sorted(found, key=lambda path: path.stat().st_mtime_ns)[: -KEPT + 1]:
-        discard(folder)
+    discard_stale()
+    _discard(_kept()[: -KEPT + 1])
     make(into)

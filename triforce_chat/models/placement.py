@@ -19,7 +19,6 @@ from triforce_chat.engine.forward.quantized import Matrix
 from triforce_chat.engine.kernels_available import kernels_compile
 from triforce_chat.models.dequantize import BLOCKS
 from triforce_chat.models.progress import Note
-from triforce_chat.models.registry import ModelSource
 from triforce_chat.models.repack import packed_bytes, repacked
 
 
@@ -34,8 +33,11 @@ class Placement(Protocol):
         """Matrices of these kinds stay as they are."""
         ...
 
-    def reason(self, source: ModelSource) -> str | None:
-        """Why its weights cannot stay as they are, in plain words, as far as that is known; None if they can."""
+    def reason(self, adapted: bool) -> str | None:
+        """Why a model's weights cannot stay as they are, as far as that is known, in plain words; None if they can.
+
+        ``adapted``: an adapter changes them.
+        """
         ...
 
     def compile(self, note: Note) -> str | None:
@@ -62,7 +64,7 @@ class OnCpu:
     def __init__(self, wide_dtype: torch.dtype = torch.float32) -> None:
         self.wide_dtype = wide_dtype
 
-    def reason(self, source: ModelSource) -> str | None:  # noqa: ARG002
+    def reason(self, adapted: bool) -> str | None:  # noqa: ARG002 (computed beside the blocks)
         return obstacle()
 
     def compile(self, note: Note) -> str | None:
@@ -86,8 +88,8 @@ class OnGpu:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
 
-    def reason(self, source: ModelSource) -> str | None:
-        if source.adapter is not None:
+    def reason(self, adapted: bool) -> str | None:
+        if adapted:
             return "on a GPU an adapter is added to its weights"
         return None if kernels_compile() else "Triton or the C compiler that it needs is missing"
 

@@ -10,7 +10,9 @@ from typing import Any
 
 from triforce_chat.models import packed, published
 from triforce_chat.models.packed import PackedModel
+from triforce_chat.suggestions import did_you_mean
 
+MOST_SUGGESTED = 3  # presets in place of a mistyped name
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -262,6 +264,12 @@ PRESETS = (
         licence="Apache-2.0",
     ),
 )
+
+
+def near_presets(name: str) -> str:
+    """A question for the end of an error about an unknown model; empty if no preset has a similar name."""
+    found = did_you_mean(name, (preset.name for preset in PRESETS), MOST_SUGGESTED)
+    return f"{found} 'triforce-chat models ls' lists the presets" if found else ""
 
 
 def find_preset(name: str) -> Preset | None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from os.path import expanduser
 from pathlib import Path
 
-from triforce_chat.errors import ModelError
+from triforce_chat.errors import ModelError, reason_of
 from triforce_chat.models.adapter import Adapter, is_adapter, read_adapter
 from triforce_chat.models.completeness import check_complete, no_weights
 from triforce_chat.models.fetch import wheel_model
-from triforce_chat.models.presets import PRESETS, Preset, find_preset
+from triforce_chat.models.presets import PRESETS, Preset, find_preset, near_presets
 from triforce_chat.models.progress import Report, ignore_progress
 
 
@@ -38,7 +38,10 @@ def resolve(name: str, *, report: Report = ignore_progress) -> ModelSource:
     if path.is_file():
         return _of_file(name, path)
     if path.is_dir():
-        return _of_folder(name, path, report)
+        try:
+            return _of_folder(name, path, report)
+        except OSError as error:
+            raise ModelError(f"{name}: {reason_of(error)}") from error
     return _of_hub(name, report)
 
 
@@ -78,16 +81,17 @@ def _of_folder(name: str, path: Path, report: Report) -> ModelSource:
 def _of_adapter(name: str, path: Path, report: Report) -> ModelSource:
     adapter = read_adapter(path.absolute())
     if is_adapter(Path(expanduser(adapter.base))) or getattr(find_preset(adapter.base), "adapter", None):
-        raise ModelError(f"{name}: its base {adapter.base} is an adapter itself; name the model below both")
+        raise ModelError(
+            f"{name}: its base {adapter.base} is itself an adapter; name the model that both are based on"
+        )
     return dataclasses.replace(resolve(adapter.base, report=report), name=name, adapter=adapter)
 
 
 def _of_hub(name: str, report: Report) -> ModelSource:
     if not looks_like_hub_id(name):
         known = ", ".join(preset.name for preset in PRESETS)
-        raise ModelError(
-            f"no model {name!r}: give a preset ({known}), a folder, a .gguf file or a hub id owner/name"
-        )
+        choices = f": give a preset ({known}), a folder, a .gguf file or a hub id owner/name"
+        raise ModelError(f"no model {name!r}{near_presets(name) or choices}")
     from triforce_chat.models.hub import snapshot
 
     return ModelSource(name, snapshot(name, report), None, None)

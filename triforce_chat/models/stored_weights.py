@@ -61,7 +61,7 @@ def stored_weights(source: ModelSource, place: Placement) -> StoredWeights | Non
         if PLAIN.issuperset(kinds):
             return None
         _check_kinds(header.tensors, place)
-        if reason := place.reason(source):
+        if reason := place.reason(source.adapter is not None):
             raise NotMultiplied(reason)
         sizes = {tensor.name: _bytes(tensor, place) for tensor in header.tensors}
         whole = sum(sizes.values())

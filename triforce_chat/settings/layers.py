@@ -5,7 +5,6 @@ Flags override the environment, the environment overrides the file, and the file
 
 from __future__ import annotations
 
-import difflib
 import os
 import stat
 import tomllib
@@ -22,6 +21,7 @@ from triforce_chat.settings.paths import CONFIG_VARIABLE, config_file
 from triforce_chat.settings.settings import SPECIFICATIONS, Settings
 from triforce_chat.settings.sizes import GIGABYTE
 from triforce_chat.settings.specification import PREFIX, TYPES, SettingSpec
+from triforce_chat.suggestions import did_you_mean
 
 OTHER_VARIABLES = (CONFIG_VARIABLE, CACHE_VARIABLE, "TRIFORCE_CHAT_TOKEN")  # recognized, but not settings
 MAX_FILE = 1 << 20  # bytes
@@ -153,18 +153,13 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """One line for each variable with the program's prefix that is no setting, with a likely correction."""
     known = [spec.variable for spec in persistent().values()] + [*OTHER_VARIABLES]
     unknown = [name for name in environment if name.startswith(PREFIX) and name not in known]
-    return [f"no variable '{name}'{_suggestion(name, known)}" for name in sorted(unknown)]
+    return [f"no variable '{name}'{did_you_mean(name, known)}" for name in sorted(unknown)]
 
 
 def _find(key: str) -> SettingSpec:
     if key not in persistent():
-        raise UsageError(f"no key '{key}'{_suggestion(key, list(persistent()))}")
+        raise UsageError(f"no key '{key}'{did_you_mean(key, persistent())}")
     return persistent()[key]
-
-
-def _suggestion(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def typed_value(spec: SettingSpec, value: Any) -> Any:

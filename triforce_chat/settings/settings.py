@@ -11,6 +11,7 @@ from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation import stack_specs
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.specification import SettingSpec, setting, specifications
+from triforce_chat.suggestions import did_you_mean
 
 AUTO = "auto"  # the model that suits this machine
 OFF = "off"
@@ -39,17 +40,22 @@ class Parameters:
 
     model: str = setting(
         AUTO,
-        "Preset name, folder (safetensors or GGUF), .gguf file, or hub id; auto chooses by this machine.",
+        "Preset, folder (safetensors or GGUF), .gguf file or hub id; auto picks one that suits this machine.",
     )
     draft: str = setting(
-        "auto", "Draft model with the same vocabulary; auto takes a known one, none leaves it to lookup."
+        "auto",
+        "Draft model with the same vocabulary; auto picks a known one, none uses n-gram lookup instead.",
     )
     stack: str = setting("auto", f"Speculation stack: {', '.join(STACKS)}.", choices=STACKS, changeable=True)
     budget: int | None = setting(
         None, "Size of the retrieval cache, in tokens.", minimum=1, changeable=True, example=4096
     )
     chunk: int = setting(
-        8, "Tokens that are selected together.", minimum=1, maximum=MAX_CHUNK, changeable=True
+        8,
+        "Size of the chunks that the retrieval cache selects, in tokens.",
+        minimum=1,
+        maximum=MAX_CHUNK,
+        changeable=True,
     )
     policy: str = setting(
         "mean", f"How chunks are scored: {', '.join(POLICIES)}.", choices=POLICIES, changeable=True
@@ -62,7 +68,7 @@ class Parameters:
     )
     gamma: int | None = setting(
         None,
-        "Tokens drafted per verification (auto: at most); planned if not given.",
+        "Tokens drafted per verification (--stack auto: at most this many); chosen automatically by default.",
         minimum=1,
         maximum=stack_specs.MAX_GAMMA,
         changeable=True,
@@ -70,7 +76,7 @@ class Parameters:
     )
     draft_gamma: int | None = setting(
         None,
-        "Tokens drafted per step of the middle level; planned if not given.",
+        "Tokens drafted per step of the middle level; chosen automatically by default.",
         minimum=1,
         maximum=stack_specs.MAX_DRAFT_GAMMA,
         changeable=True,
@@ -78,34 +84,32 @@ class Parameters:
     )
     tree: str = setting(
         "chain",
-        f"What the draft model drafts in the stacks naive, triforce and streaming: {', '.join(TREES)}. "
-        "sequoia draws a tree of the best shape, specinfer independent sequences, auto plans the tree's size, too, and "
-        "drafts a chain where that promises more.",
+        f"Shape of the drafts in the stacks naive, triforce and streaming: {', '.join(TREES)}. "
+        "sequoia drafts a tree of the best expected shape, specinfer independent sequences; auto also chooses the "
+        "tree's size, or a chain where that should be faster.",
         choices=TREES,
         changeable=True,
     )
     tree_size: int | None = setting(
-        None, "Tokens of a tree.", minimum=1, maximum=MAX_TREE, changeable=True, example=16
+        None, "Size of a tree, in tokens.", minimum=1, maximum=MAX_TREE, changeable=True, example=16
     )
     tree_depth: int | None = setting(
         None,
-        "Tokens on a tree's longest path; planned if not given.",
+        "Depth of a tree, in tokens; chosen automatically by default.",
         minimum=1,
         maximum=stack_specs.MAX_DEPTH,
         changeable=True,
         example=6,
     )
-    context: int | None = setting(None, "Context to allocate, in tokens.", minimum=1, example=32768)
+    context: int | None = setting(None, "Context length to allocate, in tokens.", minimum=1, example=32768)
     endless: str = setting(
         OFF,
-        f"Never fill the context: the model's own keys and values are evicted, by {', '.join(EVICTIONS)} (chat, ask, "
-        "summarize). Lossy; answers are exact relative to what is left.",
+        f"Conversations without a length limit: old keys and values are evicted by {', '.join(EVICTIONS)} (chat, ask, "
+        "summarize, plan). Lossy: answers are exact only relative to what is kept.",
         choices=(OFF, *EVICTIONS),
         persistent=False,
     )
-    keep: int = setting(
-        8192, "Tokens that --endless keeps, in place of --context.", minimum=1, persistent=False
-    )
+    keep: int = setting(8192, "Tokens that --endless keeps; replaces --context.", minimum=1, persistent=False)
     offload: bool = setting(
         False,
         "Keep all keys and values in host memory (default: only those of the layers that do not fit on a GPU).",
@@ -113,12 +117,12 @@ class Parameters:
     )
     gpu_layers: int | None = setting(
         None,
-        "Layers of the model whose weights stay on the GPU; those of the others are in host memory and copied in every "
-        "forward (default: as many as fit).",
+        "Number of layers whose weights stay on the GPU; the others are kept in host memory and copied for every "
+        "forward pass (default: as many as fit).",
         minimum=0,
         example=20,
     )
-    device: str = setting("auto", "auto, cpu or cuda.", suggestions=("auto", "cpu", "cuda"))
+    device: str = setting("auto", "Device: auto, cpu or cuda.", suggestions=("auto", "cpu", "cuda"))
     tp: int = setting(
         1,
         "Number of processes to split the model over (tensor parallelism), one GPU each.",
@@ -127,21 +131,21 @@ class Parameters:
     )
     dtype: str = setting(
         "auto",
-        "auto, float32, float16, bfloat16 or stored. Of quantized GGUF weights: auto keeps the format on a CPU, and "
-        "on a GPU where expanded ones would not fit; stored keeps it; the others expand them.",
+        "Data type: auto, float32, float16, bfloat16 or stored. Quantized GGUF weights stay quantized with auto on a "
+        "CPU, and on a GPU where expanded ones would not fit; with stored always; the others expand them.",
         choices=DTYPES,
     )
     kv: str = setting(
         "auto",
-        "How keys and values are kept. auto: in the dtype of the weights, and in float16 beside quantized weights on a "
-        "CPU. float16 halves what float32 takes there, int8 and the less exact fp8 halve that, and int4 nearly halves "
-        "that again; answers are exact relative to it.",
+        "Format of keys and values. auto: that of the weights, or float16 with quantized weights on a CPU. float16 "
+        "takes half of float32, int8 and the less exact fp8 half of that, int4 about half of that again; answers are "
+        "exact relative to the chosen format.",
         choices=KVS,
     )
     attention: str = setting(
         "auto",
-        "Attention kernels on a GPU: triton (torch's own for the prefill), flash-attn (with that extra installed) or "
-        "sdpa (torch's own throughout, without CUDA graphs); auto takes those that are fastest on this GPU.",
+        "Attention kernels on a GPU: triton (torch's own for the prefill), flash-attn (needs that extra) or "
+        "sdpa (torch's own throughout, without CUDA graphs); auto picks the fastest on this GPU.",
         choices=ATTENTIONS,
     )
     temperature: float | None = setting(
@@ -154,36 +158,45 @@ class Parameters:
         sampling=True,
         example=0.9,
     )
-    top_k: int = setting(0, "Keep this many tokens; 0 keeps all.", changeable=True, sampling=True)
+    top_k: int = setting(
+        0, "Sample from this many of the likeliest tokens; 0 for all.", changeable=True, sampling=True
+    )
     min_p: float = setting(
-        0.0, "Drop tokens below this share of the best one.", changeable=True, sampling=True
+        0.0,
+        "Drop tokens less likely than this fraction of the likeliest one.",
+        changeable=True,
+        sampling=True,
     )
     repetition_penalty: float | None = setting(
-        None, "Penalty on the answer's own tokens; 1 is off.", changeable=True, sampling=True, example=1.1
+        None,
+        "Penalty on tokens that the answer already contains; 1 is off.",
+        changeable=True,
+        sampling=True,
+        example=1.1,
     )
     seed: int | None = setting(
         None,
-        "Makes sampling repeatable; auto then plans by stored times.",
+        "Make sampling repeatable; --stack auto then plans from stored timings.",
         changeable=True,
         sampling=True,
         example=1,
     )
-    max_tokens: int = setting(512, "Longest answer, in tokens.", minimum=1, changeable=True)
+    max_tokens: int = setting(512, "Maximum length of an answer, in tokens.", minimum=1, changeable=True)
     think: str = setting(
         "auto",
-        "Thoughts of a model that can think before it answers: on, off; auto leaves that to the model.",
+        "Whether a reasoning model thinks before it answers: on, off or auto (the model decides).",
         choices=THINK,
         changeable=True,
     )
     loop_guard: int = setting(
         3,
-        "Stop an answer that repeats a passage this many times, word for word; 0 lets it go on.",
+        "Stop an answer that repeats a passage this many times word for word; 0 turns this off.",
         minimum=0,
         changeable=True,
     )
     passages: int = setting(
         6,
-        "Passages of long documents, found by the question's words, to quote again before it.",
+        "Passages of long documents that match the question's words, to quote again before it; 0 for none.",
         minimum=0,
         maximum=MAX_PASSAGES,
         changeable=True,
@@ -238,7 +251,8 @@ class Settings(Parameters):
         spec = CHANGEABLE.get(name.replace("-", "_"))
         if spec is None:
             known = ", ".join(spec.key for spec in CHANGEABLE.values())
-            raise UsageError(f"no setting '{name}'; there are {known}")
+            hint = did_you_mean(name, (spec.key for spec in CHANGEABLE.values()))
+            raise UsageError(f"no setting '{name}'; there are {known}{hint}")
         restore = text == "default" or (text == "auto" and text not in spec.details.choices)
         return replace(self, **{spec.name: spec.default if restore else _parse(spec, name, text)})
 
@@ -260,7 +274,8 @@ def _check_value(spec: SettingSpec, value: Any) -> None:
     if value is None:
         return
     if rules.choices and value not in rules.choices:
-        raise UsageError(f"no {spec.key} '{value}'; choose one of {', '.join(rules.choices)}")
+        hint = did_you_mean(value, rules.choices)
+        raise UsageError(f"no {spec.key} '{value}'; choose one of {', '.join(rules.choices)}{hint}")
     if rules.minimum is not None and value < rules.minimum:
         raise UsageError(f"{spec.key} must be at least {rules.minimum}, not {value}")
     if rules.maximum is not None and value > rules.maximum:

@@ -11,6 +11,7 @@ from triforce_chat.errors import UsageError
 GIGABYTE = 10**9  # bytes
 SIZE = re.compile(r"([0-9.]+(?:e[+]?[0-9]+)?)\s*(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
 POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
+LEAST_BARE = 10**6  # bytes; whoever writes a smaller number without a unit means gigabytes
 
 
 class Group(NamedTuple):
@@ -49,4 +50,6 @@ def parsed_size(text: str) -> int:
         number = 0.0
     if not found or not 0 < number < math.inf:
         raise UsageError(f"'{text}' is not a memory size; write for example 24GB, 24GiB or 16e9")
+    if number < LEAST_BARE and found[1] == found[0]:
+        raise UsageError(f"'{text}' has no unit: write {found[1]}GB or {found[1]}GiB")
     return int(number * (1024 if found[3] else 1000) ** POWERS.get((found[2] or "").lower(), 0))

@@ -25,6 +25,10 @@ from triforce_chat.ui.thoughts import STYLE as THOUGHT
 from triforce_chat.ui.thoughts import FoldedThought
 
 Item = TypeVar("Item")
+QUESTION_LINES, QUESTION_CHARACTERS = (
+    5,
+    1000,
+)  # shown of a question that was asked before, which may be a long paste
 SENTENCE_END = re.compile(r"[.!?…:;]\s|\n|[。！？]")  # or the end of a line
 
 
@@ -201,7 +205,8 @@ def show_turn(turn: Turn, screen: Screen) -> None:
     """Show a question that was answered before, with its answer."""
     if screen.detail == "bare":
         return
-    print_line(screen.out, Text(f"> {clean(turn.question)}", "bold"))
+    question = formatting.beginning(clean(turn.question), QUESTION_LINES, QUESTION_CHARACTERS)
+    print_line(screen.out, Text(f"> {question}", "bold"))
     text = clean(turn.answer).strip()
     screen.out.print(RenderedMarkdown(text) if screen.detail == "live" else Text(text))
     if screen.detail == "live":

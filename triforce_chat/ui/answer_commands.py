@@ -29,7 +29,9 @@ class AnswerCommands(CommandTable):
         """Show what the model thought before its last answer."""
         tally = self.last
         if tally is None or not tally.thought:
-            raise UsageError("the last answer has no thought; /set think on asks models that can for one")
+            raise UsageError(
+                "the last answer has no thought; /set think on asks a model that can think for one"
+            )
         style = STYLE if self._screen.detail == "live" else ""
         print_line(self._screen.notes, Text(clean(tally.thought), style))
 

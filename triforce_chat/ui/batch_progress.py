@@ -18,7 +18,7 @@ from triforce_chat.ui.clean import one_line
 REDRAWS = 2  # per second
 LINE_EVERY = 10.0  # seconds between two lines of a log
 NAME_WIDTH = 40  # columns
-STOPPING = "stopping after the running answers; Ctrl-C again stops at once"
+STOPPING = "finishing the running answers; Ctrl-C again stops at once"
 
 
 class BatchView:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from triforce_chat.chat.events import Tally
 from triforce_chat.documents import Document
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.settings import CHANGEABLE
+from triforce_chat.suggestions import nearest
 from triforce_chat.ui.clean import clean
 from triforce_chat.ui.export import as_json, as_markdown
 from triforce_chat.ui.terminal import Screen
@@ -101,12 +101,15 @@ class CommandTable:
     def run(self, line: str) -> None:
         """Run ``/name arguments``. Raises UsageError for an unknown name."""
         name, _, arguments = line.removeprefix("/").partition(" ")
-        command = self.all.get(name)
-        if command is None:
-            close = difflib.get_close_matches(name, self.all, 1)
-            hint = f"did you mean /{close[0]}?" if close else "/help lists the commands"
+        self.named(name).run(arguments.strip())
+
+    def named(self, name: str) -> Command:
+        """The command with this name. Raises UsageError, which offers a similar one."""
+        if name not in self.all:
+            found = nearest(name, self.all)
+            hint = f"did you mean /{found[0]}?" if found else "/help lists the commands"
             raise UsageError(f"there is no command /{clean(name)}; {hint}")
-        command.run(arguments.strip())
+        return self.all[name]
 
     def choices(self, name: str, typed: str = "") -> Iterable[Choice]:
         """Completions of a command's arguments, except paths; ``typed`` is what there is of them."""

@@ -23,7 +23,7 @@ class Commands(DocumentCommands, AnswerCommands, SessionCommands):
         wanted = name.removeprefix("/")
         if wanted == PANEL:
             return show_table(("figure", "meaning"), EXPLAINED, self._screen)
-        shown = [self.all[wanted]] if wanted in self.all else self.all.values()
+        shown = [self.named(wanted)] if wanted else self.all.values()
         rows = [[f"/{command.name} {command.arguments}".strip(), command.help] for command in shown]
         return show_table(("", ""), rows, self._screen)
 

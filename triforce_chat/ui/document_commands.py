@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from os.path import exists, expanduser
 
 from triforce_chat.documents import Document
-from triforce_chat.documents.files import find_files
+from triforce_chat.documents.files import find_files, read_found
 from triforce_chat.errors import UsageError
 from triforce_chat.ui import formatting, source_lines
 from triforce_chat.ui.clean import clean
@@ -26,11 +26,22 @@ class DocumentCommands(CommandTable):
         path, pages = _path_and_pages(arguments)
         if not path:
             raise UsageError("/doc needs a path: /doc PATH [PAGES], for instance /doc book.pdf 12-40")
-        for file in find_files([path]):
-            document = self._read_document(file, pages)
+        documents, skipped = read_found(
+            find_files([path]), [path], lambda file: self._read_document(file, pages)
+        )
+        self._screen.note(*skipped)
+        for document in documents:
+            if self._has(document):
+                self._screen.note(f"{clean(document.title)} is already in this chat")
+                continue
             tokens = self._conversation.add(document)
             self._screen.note(f"added {describe_document(document)}, {formatting.count(tokens, 'token')}")
         self._show(self._conversation.prefill())
+
+    def _has(self, document: Document) -> bool:
+        """Whether the chat has these pages under this title."""
+        there = self._conversation.documents
+        return any((each.title, each.pages) == (document.title, document.pages) for each in there)
 
     def cmd_drop(self, name: str) -> None:
         """Remove a document from this chat, by its title or number in /pages.
@@ -39,7 +50,7 @@ class DocumentCommands(CommandTable):
         """
         number = self._document_number(name)
         dropped = self._conversation.drop(number)
-        self._screen.note(f"removed {clean(dropped.title)}; what was said about it stays")
+        self._screen.note(f"removed {clean(dropped.title)}; the conversation stays as it is")
 
     def complete_drop(self) -> Iterable[Choice]:
         return [
@@ -55,7 +66,7 @@ class DocumentCommands(CommandTable):
             found = [int(name) - 1]
         if not found:
             there = ", ".join(f"{at} {clean(title)}" for at, title in enumerate(titles, 1))
-            raise UsageError(f"/drop needs one of: {there}" if titles else "there is no document to drop")
+            raise UsageError(f"/drop needs one of: {there}" if titles else "no document to drop")
         return found[0]
 
     def cmd_pages(self, arguments: str) -> None:
@@ -95,7 +106,7 @@ class DocumentCommands(CommandTable):
     def _documents(self) -> Sequence[Document]:
         """The documents. Raises UsageError if there are none."""
         if not self._conversation.documents:
-            raise UsageError("there is no document; add one with /doc PATH")
+            raise UsageError("no document yet; add one with /doc PATH")
         return self._conversation.documents
 
     def cmd_sources(self, _arguments: str) -> None:

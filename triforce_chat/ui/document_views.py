@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from triforce_chat.chat.events import Place
 from triforce_chat.documents import Document, parse_pages
 from triforce_chat.documents.chapters import Chapter, chapters_of, chosen, only
 from triforce_chat.documents.search import Hit, find, pattern
@@ -32,7 +33,8 @@ def show_pages(documents: Sequence[Document], pages: str, screen: Screen) -> Non
     if not found:
         raise UsageError(f"no document has {pages}; /pages lists what there is")
     for document, page in found:
-        screen.notes.print(Text(f"{clean(document.title)}, {document.unit} {page.number}", "bold"))
+        place = Place(document.title, document.unit, page.number)
+        screen.notes.print(Text(source_lines.join_places([place]), "bold"))
         screen.note(page.text.strip() or "(no text)")
 
 
@@ -86,5 +88,5 @@ def _hit_line(hit: Hit, wanted: re.Pattern[str]) -> Text:
     shown = formatting.shorten(sentence[start:], MAX_SENTENCE)
     line = Text(f"{'…' if start else ''}{shown}")
     line.highlight_regex(wanted, "bold reverse")
-    place = clean(hit.where) or source_lines.page_label(hit.document.unit, hit.page)
-    return Text.assemble((f"{clean(hit.document.title)} {place}: ", "dim"), line)
+    place = Place(hit.document.title, hit.document.unit, hit.page, where=hit.where)
+    return Text.assemble((f"{source_lines.join_places([place])}: ", "dim"), line)

@@ -95,7 +95,7 @@ def prefill_summary(tally: Tally) -> list[str]:
     if new:
         parts = [f"{new:,} new in {duration(prefill.seconds)}", prefill_rate(prefill)]
     if prefill.recalled:
-        parts.append(f"{prefill.recalled:,} from the disk")
+        parts.append(f"{prefill.recalled:,} from disk")
     if prefill.cached > prefill.recalled:
         parts.append(f"{prefill.cached - prefill.recalled:,} from the cache")
     return [f"{count(prefill.done, 'token')} read: {', '.join(parts)}"] if parts else []
@@ -108,17 +108,24 @@ def times(number: int) -> str:
 
 def summary(tally: Tally) -> list[str]:
     """The main figures of an answer, the most important ones first."""
-    done = tally.finished
-    if done is None:
+    if tally.finished is None:
         return prefill_summary(tally)
+    built = [f"retrieval cache built {times(len(tally.rebuilds))}"] if tally.rebuilds else []
+    return [*pace(tally), *acceptance_rates(tally), *first_token(tally), *built]
+
+
+def pace(tally: Tally) -> list[str]:
+    """How an answer ended, and how fast it was."""
     pieces = [_ending(tally), *([f"forgotten: {forgotten(tally.forgot)}"] if tally.forgot else [])]
     if tally.ms_per_token:
         pieces += [f"{tally.ms_per_token:.1f} ms/token"]
-    if tally.rounds:
-        pieces += [f"{tally.tokens_per_round:.1f} tokens per round", *acceptance_rates(tally)]
-    pieces += [f"first token {duration(done.first_token_s)}"] if tally.token_ids else []
-    pieces += [f"retrieval cache built {times(len(tally.rebuilds))}"] if tally.rebuilds else []
-    return pieces
+    return [*pieces, *([f"{tally.tokens_per_round:.1f} tokens per round"] if tally.rounds else [])]
+
+
+def first_token(tally: Tally) -> list[str]:
+    """When the answer began."""
+    done = tally.finished
+    return [f"first token {duration(done.first_token_s)}"] if done and tally.token_ids else []
 
 
 def forgotten(forgot: Forgot) -> str:
@@ -130,8 +137,10 @@ def _ending(tally: Tally) -> str:
     """How many tokens there are, and why there are no more if the answer is incomplete."""
     reason = tally.finished.reason if tally.finished else "stop"
     tokens, read = count(len(tally.token_ids), "token"), tally.prefill
-    if reason == "interrupted" and read and read.done < read.total:
-        return f"stopped while reading, {read.done:,} of {count(read.total, 'token')} done"
+    if reason == "interrupted" and tally.unread:
+        return "stopped while reading" + (
+            f", {read.done:,} of {count(read.total, 'token')} done" if read else ""
+        )
     endings = {"interrupted": f"stopped after {tokens}", "length": f"stopped at the limit of {tokens}"}
     endings["repetition"] = f"stopped after {tokens} because the answer repeats itself"
     return endings.get(reason, tokens)
@@ -178,3 +187,10 @@ def fit_line(pieces: Iterable[str], width: int) -> str:
 def shorten(text: str, limit: int) -> str:
     """At most ``limit`` characters of a text, with an ellipsis for the rest."""
     return text if len(text) <= limit else f"{text[: limit - 1].rstrip()}…"
+
+
+def beginning(text: str, lines: int, limit: int) -> str:
+    """At most so many lines, and characters, of a text; the number of further lines follows."""
+    found = text.splitlines()
+    more = [f"… and {count(len(found) - lines, 'more line')}"] if len(found) > lines else []
+    return "\n".join([shorten("\n".join(found[:lines]), limit), *more])

@@ -83,8 +83,7 @@ class EnginePanel:
     @property
     def reading(self) -> bool:
         """True until the prompt is in the cache."""
-        read = self.tally.prefill
-        return not self.tally.token_ids and (read is None or read.done < read.total)
+        return self.tally.unread
 
     @property
     def speed(self) -> list[str]:
@@ -97,7 +96,7 @@ class EnginePanel:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
         body = self._prefill_rows(width) if self.reading else self._answer_rows(width)
-        title = f"{self._title} · stopping, Ctrl-C again leaves" if self.stopping else self._title
+        title = f"{self._title} · stopping, Ctrl-C again exits" if self.stopping else self._title
         foot = self._foot(width - FOOT_EDGES)
         yield Panel(
             body,
@@ -149,14 +148,14 @@ class EnginePanel:
     def _drafting(self) -> str:
         """Who drafts now, from the first drafter up to the one whose drafts the target verifies."""
         if not self.tally.latest:
-            return "nobody yet"
+            return "none yet"
         chain, level = [], self.tally.top
         while latest := self.tally.latest.get(level):
             if not latest.drafter:
                 break
             chain.append(DRAFTERS.get(latest.drafter, clean(latest.drafter)))
             level = latest.drafter
-        return " → ".join(reversed(chain)) if chain else "nobody: plain decoding"
+        return " → ".join(reversed(chain)) if chain else "none: plain decoding"
 
     def _meters(self, width: int) -> list[Text]:
         cells = 20 if width >= WIDE else 10 if width >= NARROW else 0

@@ -14,11 +14,11 @@ EXPLAINED = (
     ),
     (
         ACCEPTED,
-        "Of the proposed tokens that a level tested, the share that it kept. Tokens after a rejected one are "
-        "not tested. The answer is the same whatever the share is; a low one only costs time.",
+        "Share of the tested tokens that a level accepted. Tokens after a rejected one are not tested. "
+        "The answer is the same whatever the share is; a low one only costs time.",
     ),
     ("tokens/s", "Tokens of this answer per second of decoding; reading is not counted."),
-    ("ms/token", "The same as milliseconds per token."),
+    ("ms/token", "The same in milliseconds per token."),
     (
         "x plain decoding",
         "How many times faster than one token per forward of the target. Measured: such forwards were "
@@ -29,16 +29,18 @@ EXPLAINED = (
         "Tokens of the answer for each verification by the target, over the full cache: the accepted ones and "
         "one more.",
     ),
-    (CACHE, "How often the part of the document that drafts read was chosen, how many tokens ago, and why."),
+    (
+        CACHE,
+        "How often the part of the context that drafts are made from was selected, how long ago, and why.",
+    ),
     (
         FORGOTTEN,
-        "With --endless: tokens of the conversation that the model does not see any more, of all that it has read and "
-        "written.",
+        "With --endless: tokens that the model no longer sees, out of all that it has read and written.",
     ),
     (
         "bars",
         "Drafts accepted in each of the last rounds; ^ marks the rounds in which the retrieval cache was built.",
     ),
-    ("tokens of the limit", "Tokens of the answer so far, of the most that it may have (/set max-tokens)."),
-    ("context", "Tokens of documents, questions and answers, of the most that the model can read."),
+    ("tokens of the limit", "Tokens of the answer so far, out of its limit (/set max-tokens)."),
+    ("context", "Tokens of documents, questions and answers, out of the most that the model can read."),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from rich.text import Text
 
 from triforce_chat.chat.conversation import Conversation
 from triforce_chat.chat.events import ChatEvent
-from triforce_chat.errors import INTERRUPTED, RankLost, TriforceError, UsageError
+from triforce_chat.errors import INTERRUPTED, RankLost, TriforceError, UsageError, reason_of
 from triforce_chat.ui import formatting
 from triforce_chat.ui.answer import show_answer
 from triforce_chat.ui.clean import clean, one_line
@@ -36,7 +36,17 @@ FIRST_HINTS = (
     "/doc FILE adds a document, /find WORDS searches, /help panel explains the figures.",
     "Ctrl-C stops an answer, Alt-Enter starts a new line; chat -c continues the last chat.",
 )
-HINT = "Ctrl-D leaves, Ctrl-C stops an answer, /help shows the commands"
+HINT = "Ctrl-D exits, Ctrl-C stops an answer, /help shows the commands"
+UNREAD = "unread"  # the end of an answer that was stopped while its prompt was read
+# What can be done about an answer that is not whole, by its end: at a prompt, and where nobody can type.
+REMEDIES = {
+    **dict.fromkeys(("length", "repetition", "interrupted"), "/continue resumes the answer"),
+    UNREAD: "what was read is kept: your next question reads only the rest; /drop removes a document",
+}
+UNATTENDED_REMEDIES = {
+    "length": "--max-tokens allows longer answers",
+    "repetition": "--loop-guard 0 lets an answer repeat itself",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +80,7 @@ class Repl:
     ) -> None:
         """``labels``: called each time, because /set may change the stack. ``history``: None keeps no file."""
         self.exit_code = 0  # of the last error
+        self._remedies: Mapping[str, str] = UNATTENDED_REMEDIES
         self._conversation, self._screen, self._labels = conversation, screen, labels
         self._commands = Commands(conversation, read_document, screen, self._show, around or Surroundings())
         self._is_first = history is not None and not history.exists()
@@ -82,6 +93,7 @@ class Repl:
 
     def run(self, keyboard: Input | None = None, output: Output | None = None) -> int:
         """Chat until Ctrl-D, /exit or a double Ctrl-C; returns the exit code. None: the process's own terminal."""
+        self._remedies = REMEDIES
         session = self._prompt_session(keyboard, output)
         try:
             with self._keys_kept(session):
@@ -177,7 +189,7 @@ class Repl:
         except TriforceError as error:
             self._fail(str(error), error.exit_code)
         except OSError as error:
-            self._fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error), 1)
+            self._fail(reason_of(error), 1)
 
     def _fail(self, text: str, exit_code: int) -> None:
         self.exit_code = exit_code
@@ -200,8 +212,9 @@ class Repl:
         reason = tally.finished.reason if tally.finished else "stop"
         if reason == "interrupted":
             self.exit_code = INTERRUPTED
-        if reason in ("length", "repetition") and self._screen.detail != "bare":
-            self._remark("/continue goes on")
+        remedy = self._remedies.get(UNREAD if reason == "interrupted" and tally.unread else reason)
+        if remedy and self._screen.detail != "bare":
+            self._remark(remedy)
         if self._screen.detail == "live":
             self._screen.out.print()
         if time.monotonic() - began >= LONG:
@@ -209,7 +222,7 @@ class Repl:
 
     def _welcome(self) -> None:
         labels = self._labels()
-        hint = "/help shows the commands, Ctrl-D leaves"
+        hint = "/help shows the commands, Ctrl-D exits"
         self._remark(formatting.SEPARATOR.join(filter(None, [labels.model, labels.stack, hint])))
         for line in FIRST_HINTS if self._is_first and self._screen.detail != "bare" else ():
             self._remark(line)

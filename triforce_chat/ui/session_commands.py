@@ -118,7 +118,7 @@ class SessionCommands(CommandTable):
         if saved:
             show_table(("session", "turns", "used", "documents"), [*map(_row, saved)], self._screen)
         if not any(each.current for each in saved):
-            self._screen.note("this chat becomes a session with its first question")
+            self._screen.note("this chat is saved as a session once you ask something")
 
     def cmd_tokens(self, _arguments: str) -> None:
         """Show how much of the context is used."""
@@ -132,11 +132,11 @@ class SessionCommands(CommandTable):
         self._screen.note("new session; the documents stay")
 
     def cmd_exit(self, _arguments: str) -> None:
-        """Leave; Ctrl-D does the same."""
+        """Exit; Ctrl-D does the same."""
         self.leaving = True
 
     def cmd_quit(self, arguments: str) -> None:
-        """Leave, as /exit does."""
+        """Exit, as /exit does."""
         self.cmd_exit(arguments)
 
 

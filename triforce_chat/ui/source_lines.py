@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.text import Text
 
-from triforce_chat.chat.events import Citation, LookedUp, Place, Source, Sourced
+from triforce_chat.chat.events import Citation, LookedUp, Place, Sourced
 from triforce_chat.ui import formatting
 from triforce_chat.ui.clean import clean
 
 SHOWN_QUOTE = 60  # characters
 SHOWN_PLACES = 3
+NOWHERE = "nowhere in the documents"
 
 
 def below_answer(sourced: Sourced | None) -> Iterator[tuple[str, str]]:
@@ -29,21 +30,25 @@ def below_answer(sourced: Sourced | None) -> Iterator[tuple[str, str]]:
 
 
 def standing_line(words: LookedUp) -> str:
-    """Where a question's words stand, for an answer that denies."""
-    return f"“{clean(words.words)}” stands in {join_places(words.found_on[:SHOWN_PLACES])}"
+    """Where a question's words appear, for an answer that denies."""
+    return _appears(f"“{clean(words.words)}”", words.found_on)
 
 
 def checked_quotes(quotes: Iterable[LookedUp]) -> Iterator[str]:
-    """One line for each quotation that stands in the documents."""
+    """One line for each quotation that appears in the documents."""
     for quote in quotes:
         if quote.found_on:
-            yield f"{_quoted(quote.words)} is in {join_places(quote.found_on[:SHOWN_PLACES])}"
+            yield _appears(_quoted(quote.words), quote.found_on)
+
+
+def _appears(quoted: str, places: Sequence[Place]) -> str:
+    return f"{quoted} appears in {join_places(places[:SHOWN_PLACES])}"
 
 
 def warnings(sourced: Sourced) -> list[str]:
-    """One line for each citation that is false and each quotation that stands nowhere."""
+    """One line for each citation that is false and each quotation that appears nowhere."""
     missing = [quote.words for quote in sourced.quotes if not quote.found_on]
-    lines = [f"{_quoted(words)} is nowhere in the documents" for words in missing]
+    lines = [f"{_quoted(words)} appears {NOWHERE}" for words in missing]
     return [*citation_warnings(sourced.citations), *lines]
 
 
@@ -59,7 +64,7 @@ def sources_line(sourced: Sourced) -> str:
 def details(sourced: Sourced) -> Iterator[Text]:
     """Each source page with its share and its sentence, then the warnings."""
     for source in sourced.sources:
-        heading = f"{clean(source.document)}, {place_label(source)}"
+        heading = join_places([source])
         yield Text.assemble((heading, "bold"), f"{formatting.SEPARATOR}{formatting.percent(source.share)}")
         if source.sentence:
             yield Text(f"  {clean(source.sentence)}")
@@ -81,8 +86,7 @@ def join_places(found: Iterable[Place]) -> str:
 
 def place_label(place: Place) -> str:
     """A place by its chapter and lines if they are known, else by its page or section."""
-    where = place.where if isinstance(place, Source) else ""
-    return clean(where) or page_label(place.unit, place.page)
+    return clean(place.where) or page_label(place.unit, place.page)
 
 
 def page_label(unit: str, first: int, last: int | None = None) -> str:
@@ -105,12 +109,12 @@ def _warning(citation: Citation) -> str:
         return missing
     quote = _quoted(citation.quote)
     if not citation.exists:
-        return f"{missing}; {quote} is {_where(citation)}"
-    return f"{pages} {'do' if several else 'does'} not contain {quote}; it is {_where(citation)}"
+        return f"{missing}; {quote} appears {_where(citation)}"
+    return f"{pages} {'do' if several else 'does'} not contain {quote}; it appears {_where(citation)}"
 
 
 def _where(citation: Citation) -> str:
     if not citation.found_on:
-        return "nowhere in the documents"
+        return NOWHERE
     more = ", …" if len(citation.found_on) > SHOWN_PLACES else ""
     return f"in {join_places(citation.found_on[:SHOWN_PLACES])}{more}"

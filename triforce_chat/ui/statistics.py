@@ -17,14 +17,13 @@ LABEL_WIDTH = 10  # columns
 
 
 def show_statistics(tally: Tally, screen: Screen) -> None:
-    """Print the statistics of one answer."""
+    """Print the statistics of one answer, each once."""
     rows = []
     for name, level in formatting.levels_from_top(tally):
         counts = (level.accepted, level.proposed, level.tested, level.rounds)
         rows.append([clean(name), *(f"{n:,}" for n in counts), formatting.percent(level.acceptance)])
-    read = formatting.prefill_summary(tally) if tally.finished else []
-    lines = [*formatting.summary(tally), *read, *_rebuild_lines(tally.rebuilds)]
-    screen.note(*lines)
+    pace = [*formatting.pace(tally), *formatting.first_token(tally)] if tally.finished else []
+    screen.note(*pace, *formatting.prefill_summary(tally), *_rebuild_lines(tally.rebuilds))
     if rows:
         show_table(("level", "accepted", "proposed", "tested", "rounds", "acceptance"), rows, screen)
         screen.note(*round_chart(tally, screen))

@@ -143,6 +143,20 @@ def test_streaming_cache_under_random_growth_and_rewinds(
         check_streaming(cache, lab.draft, tokens)
 
 
+@pytest.mark.parametrize("scratch", [0, 40, 960])
+def test_a_large_tree_reads_no_longer_a_history(lab: Lab, scratch: int) -> None:
+    """Its tokens have slots of their own, so the window is read again as often as for a small one."""
+    ids, restarts = torch.arange(900) % 48, []
+    cache = StreamingCache(lab.draft.shape, 16, 240, 256, scratch=scratch)
+    for length in range(500, 900):
+        held = cache.length
+        fed = cache.pending(ids[:length], 64 + scratch)
+        restarts.extend([length] if cache.length < held or len(fed) > 1 else [])
+        assert cache.position + len(fed) + 64 + scratch <= cache.storage.capacity
+        cache.length = length
+    assert restarts == [500, 693, 886]
+
+
 def test_a_broken_restart_of_a_streaming_cache_is_made_good(lab: Lab) -> None:
     cache = StreamingCache(lab.draft.shape, 2, 4, 2)
     tokens = torch.tensor(lab.text(30))

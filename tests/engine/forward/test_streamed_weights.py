@@ -21,6 +21,7 @@ from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.detokenizer import TextCodec
+from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text, Verified
 from triforce_chat.engine.forward import runner as runner_module
@@ -36,8 +37,10 @@ from triforce_chat.engine.forward.streamed_weights import (
 from triforce_chat.engine.kernels.quantized_weight import Codes, pack, stacked
 from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
-from triforce_chat.engine.speculation.stack_specs import MAX_TREE
+from triforce_chat.engine.speculation import speculative
+from triforce_chat.engine.speculation.stack_specs import LARGEST_STREAMED
 from triforce_chat.engine.speculation.stacks import STREAMED_GAMMA, StackOptions
+from triforce_chat.engine.speculation.tree_draft import grafted
 from triforce_chat.engine.speculation.tree_plan import LARGEST_PLANNED, TreeOptions
 from triforce_chat.errors import UsageError
 from triforce_chat.models.rounding import ROLES, rounded
@@ -322,6 +325,31 @@ def test_captured_trees_are_verified_as_ever(fused: str, kind: str) -> None:
             assert answer_of(engine, PROMPT[:n], 60) == answer_of(plain, PROMPT[:n], 60)
 
 
+@pytest.mark.parametrize(("size", "depth"), [(20, 4), (150, 8)])
+def test_what_lookup_finds_joins_captured_trees(
+    fused: str, size: int, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(11)
+    model = random_model(num_hidden_layers=LAYERS, head_dim=16)
+    draft, joined = Runner(perturbed(copy.deepcopy(model), 0.5).to(fused)), []
+
+    def noted(draft: Draft, branch: Tensor) -> Draft:
+        made = grafted(draft, branch)
+        joined.append((len(draft), len(made)))
+        return made
+
+    monkeypatch.setattr(speculative, "grafted", noted)
+    tree = TreeOptions("sequoia", size, depth)
+    target = streaming(model, 0, fused)
+    engine = Engine(target, 600, TextCodec(spell), draft, StackOptions("naive", tree=tree))
+    engine.executor = GraphExecutor()
+    plain = Engine(Runner(model.to(fused)), 600, TextCodec(spell), None, StackOptions("autoregressive"))
+    prompt = [*PROMPT[:40], *PROMPT[:40], *PROMPT[:30]]
+    for n in (200, 60):
+        assert answer_of(engine, prompt, n) == answer_of(plain, prompt, n)
+    assert any(before < after <= size for before, after in joined)
+
+
 def test_auto_drafts_longer_and_without_a_middle_level(deep: Lab) -> None:
     engine = engine_of(deep, streaming(deep.stock, 0), "auto", gamma=None, draft_gamma=None)
     assert engine.top.planner.most == STREAMED_GAMMA
@@ -330,7 +358,7 @@ def test_auto_drafts_longer_and_without_a_middle_level(deep: Lab) -> None:
     assert answer_of(engine, prompt, 40) == deep.greedy(prompt, 40)
 
 
-@pytest.mark.parametrize(("resident", "most"), [(0, MAX_TREE), (None, LARGEST_PLANNED)])
+@pytest.mark.parametrize(("resident", "most"), [(0, LARGEST_STREAMED), (None, LARGEST_PLANNED)])
 def test_planned_trees_may_be_larger(deep: Lab, resident: int | None, most: int) -> None:
     target = deep.target if resident is None else streaming(deep.stock, resident)
     engine = engine_of(deep, target, "naive", gamma=None, tree=TreeOptions("auto"))

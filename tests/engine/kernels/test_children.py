@@ -36,7 +36,7 @@ VOCABULARIES = (30, 1024, 2500)  # part of a tile, two whole ones, more
 def logits_of(how: tree_draft.Growth, vocabulary: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Of all rows; the first tokens are likely ones, and some tokens cannot be, of one tile none."""
     generator = torch.Generator().manual_seed(vocabulary)
-    made = torch.randn(len(how.rows), vocabulary, generator=generator) * 3
+    made = torch.randn(how.rows.numel(), vocabulary, generator=generator) * 3
     made[:, :3] += 4
     made[:, 5::7] = made[:, 512:1024] = -torch.inf
     return made.to(DEVICE, dtype)
@@ -63,13 +63,13 @@ def drawn(
         answer = PenaltyContext(torch.tensor([[1, 4, 9, 2]], device=DEVICE), torch.tensor([3], device=DEVICE))
     op = Verification(sampling, CANDIDATES, forced is not None)
     logits, levels = logits_of(how, vocabulary), [*pairwise((0, *accumulate(widths)))]
-    by = Draws(op, answer, uniforms, independent, forced, vocabulary)
+    by = Draws(op, answer, uniforms, independent, None if forced is None else forced[None], vocabulary)
     with monkeypatch.context() as patch:
         patch.setattr(Verification, "draws_by_kernels", property(lambda _: by_kernels))
         if by_kernels:  # on a CPU, too
             patch.setattr(tree_draft, "by_operations", tree_draft.by_kernels)
-        tokens, probs = grown(how, widths, lambda depth, _: logits[slice(*levels[depth])], by)
-    return tokens[: len(parents)], probs[: len(parents)]
+        tokens, probs = grown(how, widths, lambda depth, _: logits[None, slice(*levels[depth])], by)
+    return tokens[0, : len(parents)], probs[0, : len(parents)]
 
 
 @pytest.mark.parametrize("parents", TREES)
@@ -129,14 +129,12 @@ def test_more_children_than_tokens_that_can_be(monkeypatch: pytest.MonkeyPatch) 
 def drawn_at_once(logits: Tensor, temperature: float, n: int, number: float = 0.5) -> tuple[Tensor, Tensor]:
     """The n children of a root, by kernels."""
     links, lines = (each.to(DEVICE) for each in family((-1,) * n, n))
-    tokens, probs = (
-        torch.zeros(n, dtype=torch.long, device=DEVICE),
-        torch.empty(n, logits.shape[1]).to(DEVICE),
-    )
+    tokens = torch.zeros(1, n, dtype=torch.long, device=DEVICE)
+    probs = torch.empty(1, n, logits.shape[1], device=DEVICE)
     how = kernels.Drawing(temperature, torch.full((1, n), number, dtype=torch.float64, device=DEVICE))
-    rows = torch.zeros(1, dtype=torch.long, device=DEVICE)
-    kernels.draw_children(logits, how, links, lines, rows, 0, tokens, probs)
-    return tokens, probs
+    rows = torch.zeros(1, 1, dtype=torch.long, device=DEVICE)
+    kernels.draw_children(logits[None], how, links, lines, rows, 0, tokens, probs)
+    return tokens[0], probs[0]
 
 
 @pytest.mark.parametrize("number", [0.0, 0.9])

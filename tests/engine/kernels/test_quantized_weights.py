@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.kernels import blocking as tiles
-from triforce_chat.engine.kernels.quantized_weight import RUN, Codes, QuantizedWeight, joined, pack
+from triforce_chat.engine.kernels.quantized_weight import Codes, QuantizedWeight, joined, pack
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -142,9 +142,9 @@ def test_expansion(inputs: int, codes: Codes, group: int, sided: bool, dtype: to
 @pytest.mark.parametrize(
     "shape",
     [
-        tiles.GroupedBlocking(16, 32, 3, 4, 1),
-        tiles.GroupedBlocking(64, 16, 2, 2, 3),
-        tiles.GroupedBlocking(32, 128, 2, 4, 2),
+        tiles.GroupedBlocking(16, 3, 4, 1),
+        tiles.GroupedBlocking(64, 2, 4, 3),
+        tiles.GroupedBlocking(128, 2, 8, 2),
         tiles.FewBlocking(1, 1),
         tiles.FewBlocking(2, 4, 3),
         tiles.FewBlocking(16, 8),
@@ -176,12 +176,13 @@ def test_few_tokens_without_tensor_cores(n: int, codes: Codes, group: int, sided
 def test_tiles_fit_the_chip(n: int, outputs: int, codes: Codes, group: int, sided: bool) -> None:
     weight, _ = random_weight(1, 128, codes, group, sided)
     rows = QuantizedWeight(weight.data.expand(outputs, -1), weight.scale.expand(outputs, -1), group, 128)
-    shape = tiles.grouped_blocking(n, rows, torch.bfloat16)
+    shape = tiles.grouped_blocking(rows)
     columns = max(16, tiles.padded(n))
-    scales, inputs = shape.rows * shape.bytes // RUN * 4, 2 * shape.bytes * codes.parts * (columns + 1)
-    # What is loaded ahead, and one rounded tile on its way to the tensor cores; two programs share a processor.
-    ahead = (shape.stages - 1) * (shape.rows * shape.bytes + scales + inputs)
-    assert ahead + 2 * shape.rows * shape.bytes <= tiles.MEMORY // 2 - tiles.RESERVED
+    depth = tiles.GROUPED_BYTES
+    groups = depth * codes.parts // min(group, depth * codes.parts)
+    shared, inputs = groups * 4 * (shape.rows + sided * columns), 2 * depth * codes.parts * columns
+    # What is loaded ahead; two programs share a processor.
+    assert shape.stages * (shape.rows * depth + shared + inputs) <= tiles.MEMORY // 2 - tiles.RESERVED
 
 
 def test_groups_must_fit() -> None:

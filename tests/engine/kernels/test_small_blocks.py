@@ -155,7 +155,7 @@ def test_every_bit_of_a_mask_counts(bit: int) -> None:
     (storage,) = buffers(decoder, torch.float32, 1)
     found = []
     for changed in (0, 1 << bit):
-        level = kernels.Level(masks ^ torch.tensor([0, changed, 0], device=DEVICE), 2, 2)
+        level = kernels.Level(masks ^ torch.tensor([[0], [changed], [0]], device=DEVICE), 2, 2)
         found.append(small(decoder, storage)(ids, place, 10, None, level))
     assert not torch.allclose(found[0][1], found[1][1], atol=1e-3)
 
@@ -164,7 +164,7 @@ def test_a_level_of_one_token_is_a_chain() -> None:
     decoder = decoder_of(torch.bfloat16, **SIZES[1])
     mine, theirs = buffers(decoder, torch.bfloat16)
     ids, place = torch.tensor([4], device=DEVICE), torch.tensor([90, 80], device=DEVICE)
-    level = kernels.Level(torch.full((1,), -1, device=DEVICE), 2, 5)
+    level = kernels.Level(torch.full((1, 1), -1, device=DEVICE), 2, 5)
     assert torch.equal(
         small(decoder, mine)(ids, place, 7, None, level), small(decoder, theirs)(ids, place, 7)
     )

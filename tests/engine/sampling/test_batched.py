@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from triforce_chat.engine.sampling.executor import (
 )
 from triforce_chat.engine.sampling.ops import PenaltyContext, Uniforms
 from triforce_chat.engine.sampling.options import Sampling
+from triforce_chat.engine.tree import Parents
 
 WIDTH = 40
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -59,8 +61,9 @@ def drawn(seed: int, device: str) -> Callable[[Uniforms], None]:
 
 def alone(executor: Executor, wish: Wish, device: str) -> SamplerOutput:
     op, inputs, seed = wish
-    probs, packed, _ = executor.run(op, inputs, drawn(seed, device))
-    return SamplerOutput(probs.clone(), packed.clone())
+    made = executor.run(op, inputs, drawn(seed, device))
+    rows = None if made.rows is None else made.rows.clone()
+    return SamplerOutput(made.probs.clone(), made.packed.clone(), rows)
 
 
 def together(executor: Executor, wishes: list[Wish], device: str) -> list[SamplerOutput]:
@@ -105,6 +108,45 @@ def test_each_gets_what_it_gets_alone(
         assert got.packed[0, : 1 + count].tolist() == want.packed[0, : 1 + count].tolist()
         assert got.packed[0, -2:].tolist() == want.packed[0, -2:].tolist()
         torch.testing.assert_close(got.probs[:, : n + 1], want.probs[:, : n + 1])
+
+
+TREES: list[Parents] = [(-1, -1, 0, 0, 1), (-1,), (-1, 0, 1, 2, 3, 3, 0), (-1, -1, -1)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("forced", [False, True])
+def test_trees_of_different_shapes_get_what_each_gets_alone(
+    device: str, sampling: Sampling, graphs: bool, forced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside chains, which are verified by themselves."""
+    if graphs and device == "cpu":
+        emulate(monkeypatch)
+    op = Verification(sampling, WIDTH, forced)
+    executor = GraphExecutor() if graphs else EagerExecutor()
+    wishes: list[Wish] = [(op, inputs_of(9, 4, op, device), 9)]
+    for seed, parents in enumerate([*TREES, *reversed(TREES)]):  # so that shapes change places
+        inputs = inputs_of(seed, len(parents), op, device)
+        if sampling.greedy:
+            certain = one_hot(inputs.draft.tokens, WIDTH)
+            inputs = inputs._replace(draft=replace(inputs.draft, probs=certain))
+        wishes.append((op, inputs._replace(draft=replace(inputs.draft, parents=parents)), seed))
+    expected = [alone(executor, wish, device) for wish in wishes]
+    made = [*together(executor, wishes[:5], device), *together(executor, wishes[5:], device)]
+    for want, got, (_, inputs, _) in zip(expected, made, wishes, strict=True):
+        count, n = int(want.packed[0, 0]), len(inputs.draft)
+        assert got.packed[0, : 1 + count].tolist() == want.packed[0, : 1 + count].tolist()
+        torch.testing.assert_close(got.probs[:, : n + 1], want.probs[:, : n + 1])
+        if want.rows is None:
+            assert got.rows is None
+            continue
+        assert got.rows is not None
+        assert got.rows[0, :count].tolist() == want.rows[0, :count].tolist()
+        m = (
+            got.packed.shape[1] - got.rows.shape[1] - 2
+        )  # the number of drafted tokens, and whether all is well
+        assert got.packed[0, m : m + 2].tolist() == [n, 1]
 
 
 def test_alike_ones_run_as_one_and_others_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,9 @@ class Likeliest:
     def only(self, i: int) -> Likeliest:  # noqa: ARG002
         return self
 
+    def of(self, row: int) -> Likeliest:  # noqa: ARG002
+        return self
+
     def accepts(self, p: Tensor, q: Tensor) -> Tensor:  # noqa: ARG002
         raise AssertionError("nothing is judged")
 
@@ -76,11 +79,11 @@ def children_of(
     given: Tensor, scores: Tensor, parents: Parents, rows: list[int], independent: bool = False
 ) -> tuple[list[int], Tensor]:
     n = len(parents)
-    tokens, probs = torch.zeros(n, dtype=torch.long), torch.zeros(n, V)
+    tokens, probs = torch.zeros(1, n, dtype=torch.long), torch.zeros(1, n, V)
     shape, numbers = family(parents, n), Uniforms.empty(1, n, given.device)
-    copies = given.clone(), scores.clone()
-    draw_children(*copies, Likeliest(), numbers, shape, torch.tensor(rows), tokens, probs, independent)
-    return tokens.tolist(), probs
+    copies = given[None].clone(), scores[None].clone()
+    draw_children(*copies, Likeliest(), numbers, shape, torch.tensor([rows]), tokens, probs, independent)
+    return tokens[0].tolist(), probs[0]
 
 
 def test_children_are_distinct_and_know_their_distributions() -> None:
@@ -105,10 +108,10 @@ def test_the_penalty_follows_the_path() -> None:
     answer, tokens = torch.tensor([[1, 1, 3]]), torch.tensor([[0, 2, 4]])
     said = PenaltyContext(answer, torch.tensor([2]))  # the third is no part of it
     context = PenaltyContext(torch.cat([answer[:, :2], tokens], 1), torch.tensor([5]))
-    expected = penalized(logits, context, None, 1.5)[0]
+    expected = penalized(logits, context, None, 1.5)
     chain, tree = (family(parents, 3).lines for parents in ((-1, 0, 1), (-1, -1, 1)))
-    assert torch.equal(penalized_paths(logits[0], said, tokens[0], chain, 1.5), expected)
-    assert tree.tolist() == [[3, 3], [0, 3], [1, 3], [1, 2]]
-    other = penalized_paths(logits[0], said, tokens[0], tree, 1.5)
-    assert torch.equal(other[:2], expected[:2])
-    assert not torch.equal(other[2], expected[2])
+    assert torch.equal(penalized_paths(logits, said, tokens, chain, 1.5), expected)
+    assert tree.tolist() == [[[3, 3], [0, 3], [1, 3], [1, 2]]]
+    other = penalized_paths(logits, said, tokens, tree, 1.5)
+    assert torch.equal(other[:, :2], expected[:, :2])
+    assert not torch.equal(other[:, 2], expected[:, 2])

@@ -12,6 +12,7 @@ from support.labs import SMALL_BUDGET, spell
 from support.toys import CPU, ToyCache, nothing
 from torch import Tensor
 
+from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cuda_graph import SIZES
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.draft import Draft, TokenBuffer
@@ -21,7 +22,13 @@ from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.group import SingleRank
 from triforce_chat.engine.sampling import executor as executor_module
 from triforce_chat.engine.sampling import sampler as sampler_module
-from triforce_chat.engine.sampling.executor import EagerExecutor, Executor, GraphExecutor, SamplerInputs
+from triforce_chat.engine.sampling.executor import (
+    FEW_SIZES,
+    EagerExecutor,
+    Executor,
+    GraphExecutor,
+    SamplerInputs,
+)
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.planner import Planner
@@ -82,6 +89,10 @@ def test_answers_are_equal(pair: tuple[Runner, Runner], stack: str, settings: st
 def test_the_engine_of_a_gpu_replays(pair: tuple[Runner, Runner]) -> None:
     engine = Engine(pair[0], 100, TextCodec(spell))
     assert isinstance(engine.executor, GraphExecutor) == (engine.target.device.type == "cuda")
+    if isinstance(engine.executor, GraphExecutor):
+        assert engine.executor.sizes == SIZES
+        away = Engine(pair[0], 100, TextCodec(spell), storage=OffloadedKV)
+        assert away.executor.sizes == FEW_SIZES  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -182,6 +193,23 @@ def test_sizes_are_captured_ahead_or_at_their_first_use(device: str, penalty: fl
     assert not sampler.unprepared(like, 20, 19)
     assert captured(19) == captured(18) == 6
     assert not EagerExecutor().unprepared(sampler.op, like, 0, 1)
+
+
+def test_few_sizes_serve_drafts_of_all_lengths(device: str) -> None:
+    few = GraphExecutor(FEW_SIZES)
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(9, (80,), generator=generator).to(device)
+    for n in range(66):
+        draft = Draft(ids[None, len(ids) - n :], torch.full((1, n, 9), 1 / 9, device=device))
+        logits = torch.rand(n + 1, 9, generator=generator).to(device)
+        told = [
+            verdict_of(Sampler(Sampling(0.8, seed=5), executor=each), draft, logits, ids)
+            for each in (EagerExecutor(), few)
+        ]
+        assert told[0][1].tolist() == told[1][1].tolist()
+        assert torch.allclose(told[0][0], told[1][0], atol=1e-6)
+    [kind] = few.made.values()
+    assert [*kind] == [*FEW_SIZES, 80]
 
 
 def test_graphs_that_nobody_uses_go(device: str) -> None:

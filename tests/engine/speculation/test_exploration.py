@@ -168,7 +168,7 @@ def test_what_is_no_better_than_plain_decoding_costs_little(cost: float) -> None
         chances = [Chance(cost * plain, 1.0, built=False)]
         planner = Planner(arms_of(chances, 1.5 * plain), NgramLookup(), most=16, row=0.15)
         arm = planner.arms[0]
-        arm.use_costs(Average(0.9, 4.0, 4 * chances[0].cost), Average(0.9), 0)
+        arm.use_costs(Average(0.9, 4.0, 4 * chances[0].cost), Average(0.9), Average(0.9), 0)
         answer = Answering(planner, chances, plain, 0.1 * plain, trust=0.2, seed=seed)
         answer.run(40)
         answer.seconds, answer.made = 0.0, 0
@@ -179,7 +179,7 @@ def test_what_is_no_better_than_plain_decoding_costs_little(cost: float) -> None
 def test_plain_decoding_is_measured_less_and_less_often() -> None:
     planner = measured(plain=0.1, forecast=0.3, rest=1000)
     arm = planner.arms[0]
-    arm.use_costs(Average(0.9, 4.0, 0.04), Average(0.9), planner.rounds)
+    arm.use_costs(Average(0.9, 4.0, 0.04), Average(0.9), Average(0.9), planner.rounds)
     for _ in range(50):
         arm.curve.learn(8, 2)
     plain = []

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from support.emulated_graphs import emulate
 from support.toys import (
     LONGER,
     PROMPT,
@@ -20,7 +21,9 @@ from support.toys import (
     variation,
 )
 from support.tree_toys import (
+    LARGE,
     SHAPES,
+    Batch,
     captured_tree_over,
     only_the_token_is_lost,
     tree_below,
@@ -31,9 +34,12 @@ from support.tree_toys import (
 )
 from torch import Tensor
 
+from triforce_chat.engine import draft as draft_module
 from triforce_chat.engine.sampling import branching, executor
+from triforce_chat.engine.sampling.executor import EagerExecutor, Executor, GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation import planner, tree_draft
+from triforce_chat.engine.tree import Parents, families
 
 EXACT = 1e-12
 PLAIN = Sampling(temperature=1.0)
@@ -104,6 +110,29 @@ def test_a_draft_with_less_support_than_children() -> None:
     assert variation(found, exact_distribution(target, PLAIN, 2)) <= EXACT
 
 
+def nearly_certain(vocabulary: int, seed: int, open_at: int) -> ToyModel:
+    """A model that draws from all tokens after contexts of one length, and is certain after all others."""
+    free, one = (support_table(vocabulary, seed, range(n)) for n in (vocabulary, 1))
+
+    def table(context: Context) -> Tensor:
+        if len(context) == open_at:
+            return free(context)
+        return one(context).roll(sum(context) % vocabulary)
+
+    return ToyModel(vocabulary, table)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_tree_of_more_than_64_tokens(after: int, captured: bool) -> None:
+    """Where the draft is certain, the second and third child are the next best tokens."""
+    prompt = (*LONGER, *LONGER, *LONGER)  # the captured draft is no longer than that
+    target, draft = toy(1), nearly_certain(3, 2, len(prompt) + after)
+    over = captured_tree_over if captured else tree_over
+    found = distribution_of(over(target, draft, LARGE), PLAIN, 3, prompt=prompt)
+    assert variation(found, exact_distribution(target, PLAIN, 3, prompt)) <= EXACT
+
+
 @pytest.mark.parametrize("shape", ["chain", "siblings", "fork"])
 def test_a_branch_of_looked_up_tokens(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "CUTOFF", 0.01)
@@ -130,7 +159,50 @@ def test_a_constrained_answer() -> None:
     assert variation(found, exact_distribution(target, PLAIN, 3, may=may)) <= EXACT
 
 
+BATCHES: list[tuple[int, tuple[Parents, ...]]] = [
+    (3, ((-1, -1), (-1,))),
+    (3, ((-1,), (-1, -1))),
+    (2, ((-1, -1, 0), (-1, 0))),
+    (2, ((-1, 0), (-1, -1, 1, 0))),
+]
+
+
+def batch(vocabulary: int, trees: tuple[Parents, ...], kind: str, executor: Executor) -> Batch:
+    prompts = [(0, 1), (1, 0)]
+    return Batch(toy(1, vocabulary), toy(2, vocabulary), trees, prompts, kind == "specinfer", executor)
+
+
+@pytest.mark.parametrize("kind", ["sequoia", "specinfer"])
+@pytest.mark.parametrize(("vocabulary", "trees"), BATCHES)
+@pytest.mark.parametrize("graphs", [False, True])
+def test_trees_of_several_sequences_at_once(
+    kind: str, vocabulary: int, trees: tuple[Parents, ...], graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of different shapes and sizes: what all of them make is as likely as if each were alone."""
+    if graphs:
+        emulate(monkeypatch)
+    made = batch(vocabulary, trees, kind, GraphExecutor() if graphs else EagerExecutor())
+    found = made.distribution(2)
+    assert sum(found.values()) == pytest.approx(1, abs=EXACT)
+    exact = made.exact(2)
+    assert sum(abs(found.get(key, 0.0) - exact.get(key, 0.0)) for key in found | exact) / 2 <= EXACT
+
+
 # What the tests above must be able to see
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_another_sequence_s_shape_changes_the_distribution(
+    graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if graphs:
+        emulate(monkeypatch)
+    for module in (draft_module, executor):
+        turned = lambda trees, *room: families(trees[::-1], *room)  # noqa: E731
+        monkeypatch.setattr(module, "families", turned)
+    made = batch(2, ((-1, -1, 0), (-1, 0, 0)), "sequoia", GraphExecutor() if graphs else EagerExecutor())
+    found, exact = made.distribution(2), made.exact(2)
+    assert sum(abs(found.get(key, 0.0) - exact.get(key, 0.0)) for key in found | exact) / 2 > 0.01
 
 
 @pytest.mark.parametrize("rule", [untouched_residual, with_replacement_rule, only_the_token_is_lost])

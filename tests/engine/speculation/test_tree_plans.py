@@ -27,9 +27,11 @@ from triforce_chat.engine.speculation.calibration import Calibration
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.plan import Proposals
 from triforce_chat.engine.speculation.planner import Planner
+from triforce_chat.engine.speculation.stack_specs import MAX_TREE
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.engine.speculation.tree_graph import graph_widths
 from triforce_chat.engine.speculation.tree_plan import (
+    LARGEST_PLANNED,
     LOST,
     PATIENCE,
     PAYS,
@@ -122,6 +124,43 @@ def test_plans_go_by_measured_times() -> None:
     assert planned(UNKNOWN, 3) == best_shape(RankAcceptance().rates, 3, 3)
 
 
+def test_large_trees_are_planned_where_a_pass_takes_long() -> None:
+    """As where weights are streamed, if they may be; elsewhere trees stay as they are."""
+
+    def size(costs: RoundCosts, drafter: Any = CAPTURED, **options: Any) -> int:
+        plan = TreePlan(TreeOptions("auto", **options), drafter)
+        return len(plan.shape(plan.most(1000), costs))
+
+    streamed, on_chip = RoundCosts(0.9, 1e-4, 2e-3), RoundCosts(0.012, 1e-4, 4e-4)
+    assert size(streamed, planned=MAX_TREE) == 511
+    assert size(streamed, EAGER, planned=MAX_TREE) > 255
+    assert size(RoundCosts(0.04, 1e-4, 2e-3), planned=MAX_TREE) in (31, 63, 127)
+    for drafter in (CAPTURED, EAGER):
+        assert size(on_chip, drafter) <= LARGEST_PLANNED
+        assert size(streamed, drafter) <= LARGEST_PLANNED
+
+
+@pytest.mark.parametrize(("most", "deepest"), [(32, 16), (64, 16), (256, 32), (512, 32)])
+def test_larger_trees_may_be_deeper(most: int, deepest: int) -> None:
+    certain = (0.999, 0.0001)
+    for drafter in (EAGER, CAPTURED):
+        plan = TreePlan(TreeOptions("auto", planned=most), drafter)
+        plan.begin_with(certain)
+        assert levels(plan.shape(most, FREE)) == deepest
+    assert max(levels(shape) for shape in plan.usual_depths()) == deepest
+
+
+def test_what_joins_a_tree_from_elsewhere_has_room_in_it() -> None:
+    for drafter, most, kept in ((EAGER, 40, 30), (CAPTURED, 40, 30), (CAPTURED, 64, 54)):
+        plan = TreePlan(TreeOptions("sequoia", most), drafter)
+        assert len(plan.shape(most, FREE)) == most
+        assert len(plan.shape(most, FREE, 10)) == kept
+    plan = TreePlan(TreeOptions("auto", planned=MAX_TREE), CAPTURED)
+    assert len(plan.shape(MAX_TREE, FREE, 20)) == MAX_TREE - 20
+    plan = TreePlan(TreeOptions("specinfer", 40, 5), EAGER)
+    assert len(plan.shape(40, FREE, 10)) == 30
+
+
 @pytest.mark.parametrize(
     ("options", "size", "depth"),
     [
@@ -161,7 +200,7 @@ def test_whatever_is_learnt_there_are_few_graphs(kind: str, size: int | None) ->
             rates.append(max(0.003, left * luck.random()))
             left = max(0.003, left - rates[-1])
         plan.begin_with(tuple(rates))
-        plan.within = 0
+        plan.within = 0, 0
         made = plan.shape(plan.most(100), RoundCosts(1.0, row, level))
         assert graph_widths(made) in drafts
         assert fitting(1 + len(made), TREE_SIZES) in rows
@@ -174,6 +213,15 @@ def test_a_graph_is_as_wide_as_a_tree_needs() -> None:
     assert graph_widths(sequences(64, 1)) == (1,)
     assert graph_widths(sequences(10, 6)) == (1, *5 * (10,))  # 16 have no bits
     assert graph_widths(sequences(1, 16)) == (1, *15 * (4,))
+    assert graph_widths(sequences(1, 32)) == (1, *31 * (2,))
+
+
+def test_graphs_of_large_trees_are_wider() -> None:
+    assert graph_widths(sequences(1, 12), 128) == (1, *11 * (16,))
+    assert graph_widths(sequences(1, 12), 512) == (1, *11 * (64,))
+    assert graph_widths(sequences(1, 32), 512) == (1, *31 * (32,))
+    assert graph_widths(sequences(85, 6), 512) == (1, *5 * (128,))
+    assert graph_widths(sequences(256, 2), 512) == (1, 256)
 
 
 @pytest.mark.parametrize("depth", TREE_DEPTHS)

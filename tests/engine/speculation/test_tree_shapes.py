@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from triforce_chat.engine.speculation.stack_specs import LONGEST_BRANCH, MAX_DEPTH, MAX_TREE
 from triforce_chat.engine.speculation.tree_draft import widths_of
 from triforce_chat.engine.speculation.tree_rates import PRIOR
 from triforce_chat.engine.speculation.tree_shapes import (
@@ -17,7 +19,18 @@ from triforce_chat.engine.speculation.tree_shapes import (
     sequences,
     tables,
 )
-from triforce_chat.engine.tree import Parents, branches, children, depths, extended, levels, paths, verified
+from triforce_chat.engine.tree import (
+    LONGEST_PATH,
+    Parents,
+    bits,
+    branches,
+    children,
+    depths,
+    extended,
+    levels,
+    paths,
+    verified,
+)
 
 RATES: list[Rates] = [
     (0.5, 0.2, 0.1),
@@ -57,6 +70,49 @@ def test_the_best_shapes_are_those_of_brute_force(rates: Rates) -> None:
             assert tables(rates, n, depth).accepted[depth, n] == pytest.approx(
                 expected_accepted(made, rates), abs=1e-12
             )
+
+
+def plain_tables(rates: Rates, size: int, depth: int) -> torch.Tensor:
+    """The expected tokens of the best trees, by the recurrence as it is written: [depth + 1, size + 1]."""
+    found = torch.zeros(depth + 1, len(rates) + 1, size + 1, dtype=torch.float64)
+    for d in range(1, depth + 1):
+        for j in reversed(range(len(rates))):
+            for m in range(1, size + 1):
+                child = rates[j] * (1 + found[d - 1, 0, :m])
+                found[d, j, m] = (child + found[d, j + 1, :m].flip(0)).max()
+    return found[:, 0]
+
+
+@pytest.mark.parametrize("rates", [*RATES, (0.2, 0.5, 0.1), (0.3, 0.0, 0.4)])
+def test_large_tables_are_those_of_the_plain_recurrence(rates: Rates) -> None:
+    found, expected = tables(rates, 150, 20).accepted, plain_tables(rates, 150, 20)
+    torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-12, rtol=0)
+    for size, depth in ((150, 20), (149, 3), (65, 12)):
+        made = best_shape(rates, size, depth)
+        assert len(made) <= size
+        assert levels(made) <= depth
+        assert expected_accepted(made, rates) == pytest.approx(float(expected[depth, size]), abs=1e-12)
+
+
+def test_the_largest_trees_are_planned_at_once() -> None:
+    tables.cache_clear()
+    started = time.process_time()
+    best_shape(PRIOR, MAX_TREE, MAX_DEPTH)
+    assert time.process_time() - started < 1
+
+
+def test_a_path_has_room_for_the_deepest_tree_and_a_branch() -> None:
+    assert MAX_DEPTH + LONGEST_BRANCH == LONGEST_PATH
+
+
+@pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 200])
+def test_bits_are_words_of_64(n: int) -> None:
+    flags = torch.rand(3, n, generator=torch.Generator().manual_seed(n)) < 0.5
+    words = bits(flags)
+    assert words.shape == (3, max(1, -(-n // 64)))
+    for row, own in zip(words.tolist(), flags.tolist(), strict=True):
+        number = sum(word % 2**64 << 64 * at for at, word in enumerate(row))
+        assert number == sum(flag << at for at, flag in enumerate(own))
 
 
 def test_parents_come_level_by_level() -> None:

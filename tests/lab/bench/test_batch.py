@@ -17,8 +17,6 @@ from triforce_chat.errors import OutOfMemory
 from triforce_chat.lab.bench import batch
 from triforce_chat.lab.bench.batch import Batched
 from triforce_chat.lab.bench.table import batch_table
-from triforce_chat.loading import gpu
-from triforce_chat.loading.gpu import Gpu
 
 
 @pytest.fixture(scope="module")
@@ -107,12 +105,12 @@ def test_what_goes_by_itself(command: list[str], other: str) -> None:
     assert "--batch goes without" in done.stderr
 
 
-def test_trees_go_with_batches_on_a_cpu(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = [*command, "--batch", "2x300", "--tree", "sequoia"]
-    assert run(*asked).exit_code == 0
-    monkeypatch.setattr(gpu, "find_gpu", lambda _: Gpu((9, 0), 80 * 10**9))
-    refused = run(*asked)
-    assert (refused.exit_code, "leave out --tree" in refused.stderr) == (2, True)
+def test_trees_go_with_batches(command: list[str]) -> None:
+    asked = ["--batch", "2x300", "--stacks", "naive", "--vary", "tree=chain,sequoia", "--json"]
+    done = run(*command, *asked, "--draft", command[command.index("--model") + 1])
+    assert done.exit_code == 0, done.stderr
+    rows = [row["contender"] for row in json.loads(done.stdout)["batches"]]
+    assert rows == ["autoregressive", "naive tree=chain", "naive tree=sequoia"]
 
 
 def test_what_is_refused(command: list[str]) -> None:

@@ -43,7 +43,7 @@ from triforce_chat.lab.bench.table import table
 from triforce_chat.models.load import LoadedModel, load_model
 from triforce_chat.settings.settings import Settings
 
-LOADED: Any = SimpleNamespace(context=400, sampling={})
+LOADED: Any = SimpleNamespace(context=400, sampling={}, streamed=None)
 
 
 def test_every_combination_and_plain_decoding_once_a_temperature() -> None:
@@ -113,7 +113,7 @@ def test_a_setting_is_varied_once() -> None:
 
 
 def test_what_is_measured_is_what_its_name_says() -> None:
-    with pytest.raises(UsageError, match="plans by stored times"):
+    with pytest.raises(UsageError, match="plans with stored step times"):
         cases(Settings(seed=1), ["triforce", "auto"], [], [])
 
 
@@ -426,8 +426,13 @@ def test_where_plain_decoding_takes_long_another_stack_draws_the_text(lab: Lab) 
                 drew.append(settings.stack)
             return super().answer(ids, settings, tokens)
 
-    for plain_tokens, stack in ((None, "autoregressive"), (8, "triforce")):
-        bench = Listening(engine, LOADED, 1, 5, plain_tokens=plain_tokens, same_text=True)
+    streamed: Any = SimpleNamespace(**vars(LOADED) | {"streamed": SimpleNamespace(resident=1)})
+    for loaded, plain_tokens, stack in (
+        (LOADED, None, "autoregressive"),
+        (LOADED, 8, "triforce"),
+        (streamed, 8, "auto"),
+    ):
+        bench = Listening(engine, loaded, 1, 5, plain_tokens=plain_tokens, same_text=True)
         made = cases(Settings(max_tokens=20), ["autoregressive", "lookup"], [0.5], [])
         rows = list(bench.rows([lab.text(90)], made))
         assert drew.pop() == stack

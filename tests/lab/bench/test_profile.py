@@ -31,7 +31,7 @@ from triforce_chat.lab.bench.profile import ROUNDS, profiles
 from triforce_chat.lab.bench.timeline import Overlap, common, group_of, own_times, timeline, union
 from triforce_chat.settings.settings import Settings
 
-LOADED: Any = SimpleNamespace(context=400, sampling={})
+LOADED: Any = SimpleNamespace(context=400, sampling={}, streamed=None)
 MAIN = 7
 
 

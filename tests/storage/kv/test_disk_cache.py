@@ -421,4 +421,4 @@ def test_the_source_of_tokens_is_shown(lab: Lab, tmp_path: Path) -> None:
     tally = Tally()
     for event in CachingEngine(lab, tmp_path).engine.prefill(prompt[:96]):
         tally.add(event)
-    assert formatting.prefill_summary(tally) == ["96 tokens read: 96 from the disk"]
+    assert formatting.prefill_summary(tally) == ["96 tokens read: 96 from disk"]

@@ -257,8 +257,10 @@ def test_rename(store: SessionStore, catalog: Catalog) -> None:
     write_session(store, "two", ("Why?", "So."))
     with pytest.raises(UsageError, match="a session 'two' exists already"):
         catalog.rename("one", "two")
-    with pytest.raises(UsageError, match="there is no session 'three'"):
+    with pytest.raises(UsageError, match="there is no session 'three'; 'triforce-chat sessions ls' lists"):
         catalog.rename("three", "four")
+    with pytest.raises(UsageError, match=r"there is no session 'tow'; did you mean 'two'\?"):
+        catalog.find("tow")
     catalog.rename("one", "three")
     assert [summary.name for summary in catalog.summaries()] == ["two", "three"]
 

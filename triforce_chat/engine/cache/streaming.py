@@ -12,6 +12,7 @@ from triforce_chat.engine.cache.storage import KVBuffer, KVCache, KVView, Shape,
 
 HOP = 128  # tokens
 LONG_HOP = 256  # the same where trees or long proposals are drafted, whose tokens all need room at once
+ROOM = 64  # further tokens up to which all count as part of the window
 
 
 class StreamingCache(KVCache):
@@ -19,7 +20,8 @@ class StreamingCache(KVCache):
 
     The window grows by up to ``hop`` tokens. Then the cache restarts: the next forward is fed the sinks and the
     latest ``window`` tokens at positions 0, 1, 2, ... So no key ever needs another rotation, and the stored keys and
-    values always equal a fresh encoding of the tokens they belong to.
+    values always equal a fresh encoding of the tokens they belong to. The tokens of a large tree have ``scratch`` slots
+    beyond that: a small model may know no longer histories, and where a tree is wide its positions are few.
     """
 
     def __init__(
@@ -29,9 +31,10 @@ class StreamingCache(KVCache):
         window: int = WINDOW,
         hop: int = HOP,
         buffer: Callable[[Shape, int], KVBuffer] = KVBuffer,
+        scratch: int = 0,
     ) -> None:
-        self.sinks, self.window = sinks, window
-        self.storage = buffer(shape, sinks + window + hop)
+        self.sinks, self.window, self.scratch = sinks, window, scratch
+        self.storage = buffer(shape, sinks + window + hop + scratch)
         self.start = sinks  # the cache holds history[:sinks] and history[start:length]
         self.length = 0
 
@@ -41,15 +44,15 @@ class StreamingCache(KVCache):
 
     def pending(self, tokens: Tensor, more: int = 0) -> Tensor:
         """See ``KVCache``; leaves room for ``more`` further tokens before the next restart."""
-        if self._fits(len(tokens) + more):
+        if self._fits(len(tokens) + more - min(self.scratch, max(0, more - ROOM))):
             return tokens[self.length :]
         self.length = 0
         self.start = max(self.sinks, len(tokens) - self.window)
         return torch.cat([tokens[: self.sinks], tokens[self.start :]])
 
     def _fits(self, m: int) -> bool:
-        """Whether m tokens fit without a restart, and rollbacks have left at least half a window."""
-        fits = min(m, self.sinks) + max(0, m - self.start) <= self.storage.capacity
+        """Whether m tokens fit beside the scratch without a restart, and rollbacks have left at least half a window."""
+        fits = min(m, self.sinks) + max(0, m - self.start) <= self.storage.capacity - self.scratch
         remnant = self.start > self.sinks and self.length - self.start < self.window // 2
         return fits and not remnant
 

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.chunk_mass import FadingMass
@@ -28,7 +29,7 @@ from triforce_chat.engine.forward.attention import RotaryEmbedding
 from triforce_chat.engine.forward.attention_backend import USUAL, AttentionBackend
 from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.target_state import StateReader
-from triforce_chat.engine.tree import Branches
+from triforce_chat.engine.tree import Branches, words_of
 
 
 class ForwardGraph:
@@ -55,7 +56,7 @@ class ForwardGraph:
         self.inputs = ForwardInputs(self.ids, slot, position, steps, read=read, counted=self.count)
         self.tree: Branches | None = None  # the latest one
         if branching:
-            self.inputs = self.inputs._replace(masks=torch.zeros_like(self.ids))
+            self.inputs = self.inputs._replace(masks=self.ids.new_zeros(size, words_of(size - 1)))
         self.index = torch.zeros(1, dtype=torch.long, device=device)
         self.forward, self.reader = forward, reader
         self.graph: Graph[LogitsAndStates] = Graph(device, pool, retry)
@@ -100,7 +101,9 @@ class ForwardGraph:
         if tree is None or tree is self.tree:
             return
         assert self.inputs.masks is not None
-        for mine, given in ((self.inputs.steps, tree.steps), (self.inputs.masks, tree.masks)):
+        missing = self.inputs.masks.shape[1] - tree.masks.shape[1]
+        seen = pad(tree.masks, (0, missing))
+        for mine, given in ((self.inputs.steps, tree.steps), (self.inputs.masks, seen)):
             fill(mine[: len(given)], given)
             mine[len(given) :] = 0  # rows of padding see what comes before the tree
         self.tree = tree

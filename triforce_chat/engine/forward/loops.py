@@ -39,10 +39,10 @@ class LoopForward(Protocol):
         ...
 
     def branch(self, ids: Tensor, step: int, root: int, depth: int, masks: Tensor) -> Tensor:
-        """Logits [n, V] after ids [n], nodes of a tree of a single sequence that lie ``depth`` levels below its root.
+        """Logits [B, n, V] after ids [B, n], nodes of each sequence's tree that lie ``depth`` levels below its root.
 
-        The root went ``root`` slots after the first slot, the first id goes ``step`` slots after it. ``masks`` [n] says
-        what each id sees of the slots after the root, as bits.
+        The root went ``root`` slots after the first slot, the first id goes ``step`` slots after it. ``masks`` [B, n,
+        words] says what each id sees of the slots after its root, as bits.
         """
         ...
 
@@ -97,18 +97,19 @@ class FusedLoop:
     def branch(self, ids: Tensor, step: int, root: int, depth: int, masks: Tensor) -> Tensor:
         from triforce_chat.engine.kernels import Level
 
+        (ids,), (masks,) = ids, masks
         added = None
         if self.runner.reader is not None:
             added = self.runner.reader.rows(self.index + root + depth + torch.zeros_like(ids))
         with self.runner.on_device():
             own = self.runner.embedded(ids)
-            if self.small is not None and len(ids) <= self.small.most:
+            if self.small is not None and self.small.takes(masks):
                 logits = self.small(own, self.at, step, added, Level(masks, root, depth))
             else:
                 slot, position = self.at[:1], self.at[1:] + root + depth
                 inputs = ForwardInputs(own, slot + step, position, torch.zeros_like(ids), added, masks=masks)
                 logits = self.forward(inputs._replace(origin=slot + root + 1))[0]
-        return self.runner.widened(logits)
+        return self.runner.widened(logits)[None]
 
 
 class SequencesLoop:
@@ -145,8 +146,15 @@ class SequencesLoop:
     def aim_at_nothing(self, cache: KVCache) -> None:  # noqa: ARG002
         self.numbers.zero_()  # no sequence is there
 
+    @torch.inference_mode()
     def branch(self, ids: Tensor, step: int, root: int, depth: int, masks: Tensor) -> Tensor:
-        raise NotImplementedError("several sequences draft chains")
+        from triforce_chat.engine.kernels import Ancestors
+
+        tree = Ancestors(masks.flatten(0, 1), self.at + root + 1)
+        with self.runner.on_device():
+            given = self.at + step, self.positions + root + depth, self.places, self.used
+            logits = self.forward(self.runner.embedded(ids.flatten()), *given, tree)
+        return self.runner.widened(logits).view(*ids.shape, -1)
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor, step: int) -> Tensor:

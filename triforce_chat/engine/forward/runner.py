@@ -93,8 +93,8 @@ class Forward(Protocol):
 
         The logits are valid until the model's next forward. With ``offset`` [B], a tensor on the device, the ids go
         that many slots further on and the cache's length stays as it is: their keys and values are scratch data,
-        which later forwards may read and overwrite. With ``tree``, which forwards of several sequences do not take, it
-        says what each of them follows.
+        which later forwards may read and overwrite. ``tree`` says what each of them follows; where forwards are CUDA
+        graphs, its root is the first of them.
         """
         ...
 
@@ -185,7 +185,8 @@ class Runner:
         self.backend, self.streamed = backend, streamed
         self.gathering: Gathering | None = None  # None: every forward runs by itself
         self.alone = self  # the runner of which this one is a copy for one of several sequences
-        self.shared: WeakKeyDictionary[KVPool, Any] = WeakKeyDictionary()  # see ``in_common``
+        # See ``in_common``; by what makes it.
+        self.shared: WeakKeyDictionary[KVPool, dict[Callable[[], Any], Any]] = WeakKeyDictionary()
         self.last_states: Tensor | None = None  # [rows, C], of the last forward, if a draft reads them
         self.known: int = model.config.vocab_size  # ids from here on are padding without an embedding
         self.vocabulary = vocabulary or self.known
@@ -287,8 +288,8 @@ class Runner:
         if self.captures:
             lacks = self.graphs.lacks(slot, size, branching)
             return [partial(self._capture, cache, size, branching)] if lacks else []
-        lacks = self.of_sequences.lacks(slot, size)
-        return [partial(self._capture_together, cache, size)] if lacks else []
+        lacks = self.of_sequences.lacks(slot, size, branching)
+        return [partial(self._capture_together, cache, size, branching)] if lacks else []
 
     @torch.inference_mode()
     def _capture(self, cache: KVCache, size: int, branching: bool = False) -> None:
@@ -299,11 +300,11 @@ class Runner:
             cache.overwrote(size)
 
     @torch.inference_mode()
-    def _capture_together(self, cache: KVCache, size: int) -> None:
+    def _capture_together(self, cache: KVCache, size: int, branching: bool) -> None:
         slot = cache.vacant()
-        if slot and self.of_sequences.lacks(slot, size):
+        if slot and self.of_sequences.lacks(slot, size, branching):
             with self.on_device():
-                self.of_sequences.capture(slot, size)
+                self.of_sequences.capture(slot, size, branching)
 
     @property
     def sequences(self) -> int:
@@ -374,10 +375,10 @@ class Runner:
         return SequencesLoop(self.alone, pooled_by(cache))
 
     def in_common(self, cache: KVCache, make: Callable[[], Made]) -> Made:
-        pool = pooled_by(cache)
-        if pool not in self.shared:
-            self.shared[pool] = make()
-        made: Made = self.shared[pool]
+        of_pool = self.shared.setdefault(pooled_by(cache), {})
+        if make not in of_pool:
+            of_pool[make] = make()
+        made: Made = of_pool[make]
         return made
 
     def committed(self, count: Tensor, length: Tensor) -> None:
@@ -436,8 +437,9 @@ class Runner:
 
     def _pooled(self, feed: Feed) -> bool:
         """Whether a CUDA graph of several sequences takes the feed."""
-        slot = feed.cache.write_slot()
-        return slot is not None and slot.storage.pool is not None and fitting(feed.ids.shape[1]) is not None
+        slot, sizes = feed.cache.write_slot(), SIZES if feed.tree is None else TREE_SIZES
+        pooled = slot is not None and slot.storage.pool is not None
+        return pooled and fitting(feed.ids.shape[1], sizes) is not None
 
     def _replayed_together(self, feeds: Sequence[Feed]) -> list[LogitsAndStates]:
         """``_fed`` of several feeds by one CUDA graph."""
@@ -445,14 +447,15 @@ class Runner:
         for feed in feeds:
             slot = feed.cache.write_slot()
             assert slot
-            fed.append((self.embedded(feed.ids[0]), slot, feed.cache.position, feed.offset))
+            fed.append((self.embedded(feed.ids[0]), slot, feed.cache.position, feed.offset, feed.tree))
         with self._weights_passing():
             outcomes = self.of_sequences(fed)
         made = []
-        for feed, (ids, slot, position, _), outcome in zip(feeds, fed, outcomes, strict=True):
+        for feed, (ids, slot, position, _, tree), outcome in zip(feeds, fed, outcomes, strict=True):
             n, (logits, states) = len(ids), outcome.computed
             if feed.offset is None:
-                if slot.queries is not None and outcome.queries is not None:
+                # Of a tree several queries have the same position.
+                if slot.queries is not None and outcome.queries is not None and tree is None:
                     slot.queries.write(slice(None), position, outcome.queries)
                 feed.cache.wrote(n, n)
                 feed.cache.advance(n)
@@ -510,7 +513,10 @@ class Runner:
         added = None
         if self.reader is not None:
             added = joined([self._added(len(own), cache, tree) for own, cache, tree in fed])
-        parts = [attention.Part(cache, len(own), tree and tree.visible) for own, cache, tree in fed]
+        parts = [
+            attention.Part(cache, len(own), None if tree is None else tree.visible.to(self.device))
+            for own, cache, tree in fed
+        ]
         if self.decoder:
             return self.decoder(ids, positions, partial(attention.attend_in, parts, self.backend.many), added)
         many = {"many": self.backend.many} if self.backend.many else {}
@@ -522,7 +528,9 @@ class Runner:
         return hidden
 
     def _steps(self, start: int, n: int, tree: Branches | None) -> Tensor:
-        return torch.arange(start, start + n, device=self.device) if tree is None else start + tree.steps
+        if tree is None:
+            return torch.arange(start, start + n, device=self.device)
+        return start + tree.steps.to(self.device)
 
     def _added(self, n: int, cache: KVCache, tree: Branches | None) -> Tensor:
         """What a draft's reader adds to the embeddings [n, C] of the next n tokens."""

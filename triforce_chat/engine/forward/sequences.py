@@ -8,20 +8,24 @@ their pool; what nobody uses costs its arithmetic only, as reading the weights t
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.storage import KVBuffer, KVPool, WriteSlot
-from triforce_chat.engine.cuda_graph import Graph, LogitsAndStates, fitting, pool_of
+from triforce_chat.engine.cuda_graph import SIZES, TREE_SIZES, Graph, LogitsAndStates, fill, fitting, pool_of
 from triforce_chat.engine.forward.attention import RotaryEmbedding
 from triforce_chat.engine.forward.fused import Decoder
+from triforce_chat.engine.tree import Branches, chain, words_of
 
 NOWHERE = -1  # slot of a row that no sequence has
+LoopOfSequences = Callable[..., Tensor]  # see ``SequencesGraphs.loop``
 
 
 class Fed(NamedTuple):
@@ -31,6 +35,12 @@ class Fed(NamedTuple):
     slot: WriteSlot  # of the first one
     position: int  # of the first one, for RoPE
     offset: Tensor | None = None  # [1], added to slot and position on the device
+    tree: Branches | None = None  # what they follow, the first of them being its root; None: one another
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """Their positions, counted from the first one's."""
+        return range(len(self.ids)) if self.tree is None else self.tree.steps.tolist()
 
 
 class Outcome(NamedTuple):
@@ -41,7 +51,10 @@ class Outcome(NamedTuple):
 
 
 class SequencesGraph:
-    """One forward of up to ``most`` tokens of each sequence of a pool; they and their places are inputs of a replay."""
+    """One forward of up to ``most`` tokens of each sequence of a pool; they and their places are inputs of a replay.
+
+    ``branching``: those of some sequences are trees, whose shapes are inputs, too; others are chains.
+    """
 
     def __init__(
         self,
@@ -50,6 +63,7 @@ class SequencesGraph:
         prefix: KVBuffer | None,
         most: int,
         keeps_queries: bool,
+        branching: bool,
         memory: Callable[[], Any],
     ) -> None:
         shape, self.count = pool.shape, pool.count
@@ -61,6 +75,8 @@ class SequencesGraph:
             self.zero = torch.zeros(1, dtype=torch.long, device=device)
             size = shape.layers, shape.query_heads, rows, shape.head_dim
             self.queries = torch.zeros(size, dtype=shape.dtype, device=device) if keeps_queries else None
+            self.masks = self.ids.new_zeros(rows, words_of(most - 1)) if branching else None
+        self.trees: list[Branches] = []  # the latest
         of_rows, of_sequences = self.numbers.split([4 * rows, 3 * self.count + 4])
         self.positions, self.slots, self.places, self.owners = of_rows.view(4, rows)
         parts = of_sequences.split([self.count + 1, self.count, self.count, 1, 2])
@@ -81,6 +97,7 @@ class SequencesGraph:
         ids = torch.cat([each.ids for each in fed])
         self.ids[: len(ids)] = ids
         self._send(fed, fed[0].slot.shared)
+        self._grow([each.tree or chain(len(each.ids)) for each in fed])
         self._move([each.offset for each in fed])
         logits, states = self.graph(self.work)
         return [
@@ -96,6 +113,14 @@ class SequencesGraph:
         if self.numbers.is_cuda:
             numbers = numbers.pin_memory()  # so that the host does not wait
         self.numbers.copy_(numbers, non_blocking=True)
+
+    def _grow(self, trees: list[Branches]) -> None:
+        """Take the trees' shapes; most forwards have the last one's."""
+        if self.masks is not None and trees != self.trees:
+            words = self.masks.shape[1]
+            masks = torch.cat([pad(each.masks, (0, words - each.masks.shape[1])) for each in trees])
+            fill(self.masks[: len(masks)], masks)
+            self.trees = trees
 
     def _move(self, offsets: Sequence[Tensor | None]) -> None:
         """Add the offsets of the sequences to their slots and positions."""
@@ -115,7 +140,7 @@ class SequencesGraph:
         """Everything that changes between replays, in the order of ``numbers``."""
         rows = [(each, step) for each in fed for step in range(len(each.ids))]
         unused, empty = len(self.ids) - len(rows), self.count - len(fed)
-        positions = [each.position + step for each, step in rows] + unused * [0]
+        positions = [each.position + step for each in fed for step in each.steps] + unused * [0]
         slots = [each.slot.start + step for each, step in rows] + unused * [NOWHERE]
         row_places = [each.slot.storage.place for each, _ in rows] + unused * [0]
         owners = [i for i, each in enumerate(fed) for _ in range(len(each.ids))] + unused * [0]
@@ -126,10 +151,19 @@ class SequencesGraph:
 
     def work(self) -> LogitsAndStates:
         """What is captured."""
-        states = self.decoder(self.ids, self.positions, self._attend)
+        tree = None if self.masks is None else kernels.Ancestors(self.masks, self.at + 1)
+        states = self.decoder(self.ids, self.positions, partial(self._attend, tree))
         return self.decoder.logits(states), states
 
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryEmbedding) -> Tensor:
+    def _attend(
+        self,
+        tree: kernels.Ancestors | None,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rotary: RotaryEmbedding,
+    ) -> Tensor:
         turn, keys, values = (
             (rotary.positions, rotary.frequencies, rotary.factor),
             self.keys[layer],
@@ -141,7 +175,8 @@ class SequencesGraph:
         before = None
         if self.prefix is not None:
             before = kernels.Prefix(self.prefix[0][layer], self.prefix[1][layer], self.shared, self.all)
-        return kernels.attend_together(q, keys, values, self.sequences, self.scale, self.capacity, before)
+        given = q, keys, values, self.sequences, self.scale, self.capacity
+        return kernels.attend_together(*given, before, tree)
 
 
 class SequencesGraphs:
@@ -151,46 +186,56 @@ class SequencesGraphs:
         self.decoder = decoder
         self.made: WeakKeyDictionary[KVPool, dict[Hashable, SequencesGraph]] = WeakKeyDictionary()
 
-    def __call__(self, given: Sequence[tuple[Tensor, WriteSlot, int, Tensor | None]]) -> list[Outcome]:
+    def __call__(
+        self, given: Sequence[tuple[Tensor, WriteSlot, int, Tensor | None, Branches | None]]
+    ) -> list[Outcome]:
         """Logits and states after the tokens of each sequence, see ``Fed``; stores their keys and values.
 
         All sequences lie in one pool, after the same prefix, and have few enough tokens for ``fitting``.
         """
         fed = [Fed(*each) for each in given]
-        most = fitting(max(len(each.ids) for each in fed))
+        branching = any(each.tree for each in fed)
+        most = fitting(max(len(each.ids) for each in fed), TREE_SIZES if branching else SIZES)
         assert most is not None
-        return self._graph(fed[0].slot, most)(fed)
+        return self._graph(fed[0].slot, most, branching)(fed)
 
-    def lacks(self, slot: WriteSlot, most: int) -> bool:
+    def lacks(self, slot: WriteSlot, most: int, branching: bool = False) -> bool:
         """Whether a graph of that many tokens of each sequence is still to be captured; never outside of a pool."""
         pool = slot.storage.pool
-        return pool is not None and key_of(slot, most) not in self.made.get(pool, {})
+        return pool is not None and key_of(slot, most, branching) not in self.made.get(pool, {})
 
-    def capture(self, slot: WriteSlot, most: int) -> None:
+    def capture(self, slot: WriteSlot, most: int, branching: bool = False) -> None:
         """Capture ahead of the first use."""
-        self._graph(slot, most).capture(slot.shared)
+        self._graph(slot, most, branching).capture(slot.shared)
 
-    def _graph(self, slot: WriteSlot, most: int) -> SequencesGraph:
-        pool, key = slot.storage.pool, key_of(slot, most)
+    def _graph(self, slot: WriteSlot, most: int, branching: bool) -> SequencesGraph:
+        pool, key = slot.storage.pool, key_of(slot, most, branching)
         assert pool is not None
         of_pool = self.made.setdefault(pool, {})
         if key not in of_pool:
-            of_pool[key] = SequencesGraph(
-                self.decoder, pool, slot.prefix, most, slot.queries is not None, self.memory
-            )
+            kind = slot.queries is not None, branching
+            of_pool[key] = SequencesGraph(self.decoder, pool, slot.prefix, most, *kind, self.memory)
         return of_pool[key]
 
-    def loop(self, pool: KVPool) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
+    def loop(self, pool: KVPool) -> LoopOfSequences:
         """A forward of the same number of tokens of each of a pool's sequences, for a caller that captures it.
 
         It takes ids [B * n], the slots, positions and places [B] of the first tokens, and the number [1] of sequences
-        that there are; those after them are computed and not stored. Returns the logits [B, V] of the last tokens.
+        that there are; those after them are computed and not stored. Returns the logits [B, V] of the last tokens; with
+        a tree, whose tokens have the same position, the logits [B * n, V] of all.
         """
         # Holds the tensors, not the pool: see ``SequencesGraph``.
         keys, values, count = pool.keys, pool.values, pool.count
         scale, most = pool.shape.head_dim**-0.5, pool.capacity
 
-        def forward(ids: Tensor, at: Tensor, positions: Tensor, places: Tensor, used: Tensor) -> Tensor:
+        def forward(
+            ids: Tensor,
+            at: Tensor,
+            positions: Tensor,
+            places: Tensor,
+            used: Tensor,
+            tree: kernels.Ancestors | None = None,
+        ) -> Tensor:
             n = len(ids) // count
             steps, numbers = (torch.arange(each, device=ids.device) for each in (n, count + 1))
             there = (numbers[:-1] < used)[:, None]
@@ -201,8 +246,12 @@ class SequencesGraphs:
             def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, rotary: RotaryEmbedding) -> Tensor:
                 turn = rotary.positions, rotary.frequencies, rotary.factor
                 kernels.rotate_and_store(q, k, v, *turn, keys[layer], values[layer], slots, of_rows)
-                return kernels.attend_together(q, keys[layer], values[layer], sequences, scale, most)
+                given = q, keys[layer], values[layer], sequences, scale, most
+                return kernels.attend_together(*given, tree=tree)
 
+            if tree is not None:
+                states = self.decoder(ids, positions[:, None].expand(count, n).flatten(), attend)
+                return self.decoder.logits(states)
             states = self.decoder(ids, (positions[:, None] + steps).flatten(), attend)
             return self.decoder.logits(states.view(count, n, -1)[:, -1])
 
@@ -213,6 +262,6 @@ class SequencesGraphs:
         return pool_of(each.graph for of_pool in self.made.values() for each in of_pool.values())
 
 
-def key_of(slot: WriteSlot, most: int) -> Hashable:
+def key_of(slot: WriteSlot, most: int, branching: bool) -> Hashable:
     """Of a graph among those of its pool; all sequences of a pool keep their queries, or none does."""
-    return most, slot.queries is not None, id(slot.prefix)
+    return most, branching, slot.queries is not None, id(slot.prefix)

@@ -33,6 +33,11 @@ class SmallDecoder:
         self.turn = kernels.Turn(decoder.rotary.inv_freq.float(), decoder.rotary.attention_scaling)
         self.keys, self.values = storage.keys, storage.values
 
+    def takes(self, masks: Tensor) -> bool:
+        """Whether it computes a tree's level whose tokens see that: [n, words]."""
+        n, words = masks.shape
+        return n <= self.most and words == 1
+
     def __call__(
         self,
         ids: Tensor,

@@ -16,7 +16,8 @@ MOST_SUMS = {2: 2048, 4: 512}  # accumulators of a tile that fit the registers, 
 TILES, MOST_TILES = 2, 3  # in flight per program, wanted and at most
 LINE = 128  # bytes of a cache line
 PIECES = (LINE, 64, 32, 16)  # candidates for the inputs of a tile that one warp reads
-MOST_GROUPED = 32  # tokens up to which a tile of a grouped weight is deep
+GROUPED_ROWS = 64  # of a tile of a grouped weight: what four warps give to tensor cores at once
+GROUPED_BYTES = 64  # of each row in a tile of a grouped weight
 LEAST_TILES, MOST_SHARES = 4, 8  # of a grouped weight's inputs: tiles of a share, and shares
 WARP = 32  # threads
 
@@ -53,10 +54,9 @@ FEW = (
 
 
 class GroupedBlocking(NamedTuple):
-    """Compile-time parameters on tensor cores: rows and bytes of each of a tile, stages, warps; shares of inputs."""
+    """Compile-time parameters on tensor cores: rows of a tile, stages, warps; shares of inputs."""
 
     rows: int
-    bytes: int
     stages: int
     warps: int
     shares: int
@@ -104,13 +104,11 @@ def few_blocking(n: int, outputs: int, inputs: int, gated: bool) -> FewBlocking 
     return next((each.shape for each in cases if outputs >= each.outputs and inputs >= each.inputs), None)
 
 
-def grouped_blocking(n: int, weight: QuantizedWeight, dtype: torch.dtype) -> GroupedBlocking:
+def grouped_blocking(weight: QuantizedWeight) -> GroupedBlocking:
     """The tiling of a grouped weight on tensor cores, with shares enough for four programs per multiprocessor."""
-    rows, depth = (32, 32) if dtype == torch.float32 else (64, 64)
-    depth = depth if padded(n) <= MOST_GROUPED else 32
-    most = max(1, weight.data.shape[1] // (LEAST_TILES * depth))
-    blocks = triton.cdiv(weight.outputs, rows)
-    return GroupedBlocking(rows, depth, 3, 4, min(most, MOST_SHARES, max(1, 4 * PROCESSORS // blocks)))
+    most = max(1, weight.data.shape[1] // (LEAST_TILES * GROUPED_BYTES))
+    blocks = triton.cdiv(weight.outputs, GROUPED_ROWS)
+    return GroupedBlocking(GROUPED_ROWS, 3, 4, min(most, MOST_SHARES, max(1, 4 * PROCESSORS // blocks)))
 
 
 def padded(n: int) -> int:

@@ -1,4 +1,4 @@
-"""Drawing the children of a tree's rows in three kernels, whatever the number of rows and children.
+"""Drawing the children of trees' rows in three kernels, whatever the number of rows and children.
 
 The first one applies the penalty, and finds, tile by tile of the vocabulary, the highest score and how much weight lies
 there. A program of the second one draws all children of a row: it looks for each in the tile that a random number
@@ -36,33 +36,30 @@ def draw_children(
     independent: bool = False,
     laws: Tensor | None = None,
 ) -> None:
-    """Draw the children of the tree's ``rows`` [m], all ``step`` levels below the root; -1 stands for no row.
+    """Draw the children of B trees' ``rows`` [B, m], all ``step`` levels below the root; -1 stands for no row.
 
-    ``links`` [2, n+1] as of ``walk``, and ``lines`` [n+1, d] the nodes on the path to every row, then n; scores [m, V]
-    are those after each of ``rows``, before the penalty. Children are drawn one after the other without replacement,
-    unless ``independent``; where a law has nothing left, the token with the next best score follows for certain. Node i
-    is drawn by number i of ``how`` into tokens [n], or is what is forced at its depth, and row i of probs [n, V], fp32,
-    becomes the distribution that it was drawn from. The penalty applies to the tokens on the path to a row, too.
-    ``laws`` [m, V], fp32: the distributions after ``rows``, if they do not follow from scores and temperature alone.
+    ``links`` [B, 2, n+1] and ``lines`` [B, n+1, d] as of ``Family``; scores [B, m, V] are those after each of ``rows``,
+    before the penalty. Children are drawn one after the other without replacement, unless ``independent``; where a law
+    has nothing left, the token with the next best score follows for certain. Node i of a tree is drawn by its number i
+    of ``how`` into tokens [B, n], or is what is forced at its depth, and row i of probs [B, n, V], fp32, becomes the
+    distribution that it was drawn from. The penalty applies to the tokens on the path to a row, too. ``laws`` [B, m,
+    V], fp32: the distributions after ``rows``, if they do not follow from scores and temperature alone.
     """
-    (m, vocabulary), n = scores.shape, len(tokens)
-    tiles, device, overlaps = triton.cdiv(vocabulary, WIDTH), scores.device, overlap()
-    tops, rest = (torch.empty((m, size), dtype=torch.float32, device=device) for size in (tiles, vocabulary))
-    masses = torch.empty((m, tiles), dtype=torch.float64, device=device)
-    # What was drawn even where another token is forced, and the weight that was left before.
-    drawn, lefts = torch.empty_like(tokens), torch.empty(n, dtype=torch.float64, device=device)
-    since, forced = (tokens if each is None else each for each in (how.since, how.forced))
-    laws, filtered = scores if laws is None else laws, laws is not None
-    given = scores, laws, since, lines, links, rows, tokens, tops
-    numbers = (
-        vocabulary,
-        n,
-        lines.shape[1],
-        tiles,
-        scores.stride(0),
-        float(how.temperature),
-        float(how.penalty),
+    (trees, m, vocabulary), n = scores.shape, tokens.shape[1]
+    scores, filtered = scores.flatten(0, 1), laws is not None
+    count, tiles, device, overlaps = trees * m, triton.cdiv(vocabulary, WIDTH), scores.device, overlap()
+    tops, rest = (
+        torch.empty((count, size), dtype=torch.float32, device=device) for size in (tiles, vocabulary)
     )
+    masses = torch.empty((count, tiles), dtype=torch.float64, device=device)
+    # What was drawn even where another token is forced, and the weight that was left before.
+    drawn, lefts = torch.empty_like(tokens), torch.empty_like(tokens, dtype=torch.float64)
+    since, forced = (tokens if each is None else each for each in (how.since, how.forced))
+    laws = scores if laws is None else laws
+    given = scores, laws, since, lines, links, rows, tokens, tops
+    sizes = vocabulary, n, m, rows.stride(0), tiles
+    heat, penalty = float(how.temperature), float(how.penalty)
+    numbers = *sizes, lines.shape[2], scores.stride(0), heat, penalty
     kind = {
         "greedy": how.temperature == 0 and not filtered,
         "filtered": filtered,
@@ -73,11 +70,11 @@ def draw_children(
     }
     path = {
         "penalizes": how.since is not None,
-        "reach": triton.next_power_of_2(max(PATH, lines.shape[1])),
+        "reach": triton.next_power_of_2(max(PATH, lines.shape[2])),
     }
     several = {"places": triton.next_power_of_2(tiles), "independent": independent}
-    _weigh_tiles[(tiles, m)](*given, masses, rest, *numbers, **kind, **path)
-    _draw_one_by_one[(m,)](
+    _weigh_tiles[(tiles, count)](*given, masses, rest, *numbers, **kind, **path)
+    _draw_one_by_one[(count,)](
         rest,
         laws,
         links,
@@ -89,23 +86,23 @@ def draw_children(
         lefts,
         how.uniforms,
         forced,
-        vocabulary,
-        n,
-        tiles,
-        float(how.temperature),
+        *sizes,
+        forced.stride(0),
+        heat,
         step,
         **kind,
         **several,
         forces=how.forced is not None,
     )
-    _write_laws[(tiles, m)](*given, drawn, lefts, probs, *numbers, **kind, **path, **several)
+    _write_laws[(tiles, count)](*given, drawn, lefts, probs, *numbers, **kind, **path, **several)
 
 
 @triton.jit
-def _eldest(rows, links, at):
-    """A row, -1 if there is none, and its first child."""
-    row = tl.load(rows + at)
-    return row, tl.load(links + row, mask=row >= 0, other=-1)
+def _eldest(rows, links, at, n, m, rows_tree):
+    """The tree and the row of the ``at``-th of all rows, -1 if there is none, and its first child."""
+    tree = at // m
+    row = tl.load(rows + tree * rows_tree + at % m)
+    return tree, row, tl.load(links + tree * 2 * (n + 1) + row, mask=row >= 0, other=-1)
 
 
 @triton.jit
@@ -143,7 +140,9 @@ def _weights(laws, score, token, vocabulary, top, temperature, greedy: tl.conste
     return weight
 
 
-@triton.jit(do_not_specialize=["n", "deepest", "tiles"], do_not_specialize_on_alignment=["rows"])
+@triton.jit(
+    do_not_specialize=["n", "m", "rows_tree", "deepest", "tiles"], do_not_specialize_on_alignment=["rows"]
+)
 def _weigh_tiles(
     scores,
     laws,
@@ -157,8 +156,10 @@ def _weigh_tiles(
     rest,
     vocabulary,
     n,
-    deepest,
+    m,
+    rows_tree,
     tiles,
+    deepest,
     scores_row,
     temperature,
     penalty,
@@ -170,9 +171,10 @@ def _weigh_tiles(
     reach: tl.constexpr,
 ):
     tile, at = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    row, _ = _eldest(rows, links, at)
+    tree, row, _ = _eldest(rows, links, at, n, m, rows_tree)
     wait_for_previous(overlaps)
-    path = _path(lines, tokens, row, n, deepest, penalizes, reach)
+    since += tree * vocabulary
+    path = _path(lines + tree * (n + 1) * deepest, tokens + tree * n, row, n, deepest, penalizes, reach)
     token = tile * width + tl.arange(0, width)
     score = _penalized(scores + at * scores_row, since, path, token, vocabulary, penalty, penalizes)
     tl.store(rest + at * vocabulary + token, score, mask=token < vocabulary)
@@ -186,7 +188,10 @@ def _weigh_tiles(
         tl.store(masses + at * tiles + tile, tl.sum(weight.to(tl.float64), 0))
 
 
-@triton.jit(do_not_specialize=["n", "tiles", "step"], do_not_specialize_on_alignment=["rows"])
+@triton.jit(
+    do_not_specialize=["n", "m", "rows_tree", "tiles", "forced_tree", "step"],
+    do_not_specialize_on_alignment=["rows"],
+)
 def _draw_one_by_one(
     rest,  # scores, from which what is drawn is taken
     laws,
@@ -201,7 +206,10 @@ def _draw_one_by_one(
     forced,
     vocabulary,
     n,
+    m,
+    rows_tree,
     tiles,
+    forced_tree,
     temperature,
     step,
     greedy: tl.constexpr,
@@ -213,8 +221,14 @@ def _draw_one_by_one(
     forces: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64)
-    _, node = _eldest(rows, links, at)
+    tree, _, node = _eldest(rows, links, at, n, m, rows_tree)
     wait_for_previous(overlaps)
+    links += tree * 2 * (n + 1)
+    tokens += tree * n
+    drawn += tree * n
+    lefts += tree * n
+    uniforms += tree * n
+    forced += tree * forced_tree
     rest += at * vocabulary
     laws += at * vocabulary
     place, lane = tl.arange(0, places), tl.arange(0, width)
@@ -262,7 +276,9 @@ def _draw_one_by_one(
         node = younger
 
 
-@triton.jit(do_not_specialize=["n", "deepest", "tiles"], do_not_specialize_on_alignment=["rows"])
+@triton.jit(
+    do_not_specialize=["n", "m", "rows_tree", "deepest", "tiles"], do_not_specialize_on_alignment=["rows"]
+)
 def _write_laws(
     scores,
     laws,
@@ -277,8 +293,10 @@ def _write_laws(
     probs,
     vocabulary,
     n,
-    deepest,
+    m,
+    rows_tree,
     tiles,
+    deepest,
     scores_row,
     temperature,
     penalty,
@@ -292,9 +310,14 @@ def _write_laws(
     independent: tl.constexpr,
 ):
     tile, at = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    row, node = _eldest(rows, links, at)
+    tree, row, node = _eldest(rows, links, at, n, m, rows_tree)
     wait_for_previous(overlaps)
-    path = _path(lines, tokens, row, n, deepest, penalizes, reach)
+    links += tree * 2 * (n + 1)
+    since += tree * vocabulary
+    drawn += tree * n
+    lefts += tree * n
+    probs += tree * n * vocabulary
+    path = _path(lines + tree * (n + 1) * deepest, tokens + tree * n, row, n, deepest, penalizes, reach)
     place, token = tl.arange(0, places), tile * width + tl.arange(0, width)
     top = tl.max(tl.load(tops + at * tiles + place, mask=place < tiles, other=float("-inf")), 0)
     score = _penalized(scores + at * scores_row, since, path, token, vocabulary, penalty, penalizes)

@@ -110,10 +110,11 @@ class Weighing(NamedTuple):
 
 
 class Ancestors(NamedTuple):
-    """What the tokens of a forward see that are the nodes of a tree, as bits of the latest slots."""
+    """What the tokens of a forward see that are the nodes of a tree, as bits of the latest slots of its sequence."""
 
-    masks: Tensor  # [n], int64: bit j of token i, whether it sees slot ``origin`` + j
-    origin: Tensor  # [1], on the device; all tokens see all slots before that
+    # [n, words], int64, contiguous: bit j of token i, the lowest of a word first, whether it sees slot ``origin`` + j.
+    masks: Tensor
+    origin: Tensor  # [B], on the device; all tokens of a sequence see all slots before that
 
 
 class Seen(NamedTuple):
@@ -195,11 +196,13 @@ def attend_together(
     scale: float,
     most: int,
     prefix: Prefix | None = None,
+    tree: Ancestors | None = None,
 ) -> Tensor:
     """``decode_attention`` of the tokens of several sequences, whose keys begin with a common prefix if there is one.
 
     q [n, Hq, D]; keys and values [P, Hkv, S, D] are those after the prefix, in P places. ``most`` is an upper bound of
-    any sequence's slots there. Rows that no sequence has come out as anything. Returns [n, Hq, D].
+    any sequence's slots there. Rows that no sequence has come out as anything. ``tree``: of all sequences, some of
+    which may be chains. Returns [n, Hq, D].
     """
     heads, dim = keys.shape[1], q.shape[2]
     rows, count = checked_rows(q, keys[0]), len(sequences.at)
@@ -207,7 +210,7 @@ def attend_together(
     after = splits(heads * count, triton.cdiv(rows // len(q) * sequences.most, own.rows), most, own.warps)
     if prefix is None:
         partial = Partial.empty(after, heads, rows, dim, q.device)
-        attend(partial, q, keys, values, sequences.at, scale, own, sequences)
+        attend(partial, q, keys, values, sequences.at, scale, own, sequences, tree=tree)
         return joined(partial, q)
     shape = tiling(rows, dim, q.dtype, kept=keys.dtype)
     # Mostly the tokens fill one tile of rows, however many there is room for: programs of other tiles return at once.
@@ -216,7 +219,8 @@ def attend_together(
     partial = Partial.empty(before + after, heads, rows, dim, q.device)
     early = partial.parts(0, before)
     attend(early, q, prefix.keys, prefix.values, prefix.length, scale, shape, as_one, causal=False)
-    attend(partial.parts(before, before + after), q, keys, values, sequences.at, scale, own, sequences)
+    later = partial.parts(before, before + after)
+    attend(later, q, keys, values, sequences.at, scale, own, sequences, tree=tree)
     return joined(partial, q)
 
 
@@ -250,6 +254,7 @@ def attend(
     parts, heads = out.tops.shape[:2]
     group, several = query_heads // heads, sequences is not None
     starts, places, count, tokens = at, at, 1, n
+    words = 1 if tree is None else tree.masks.shape[1]
     if sequences is not None:
         starts, places, count, tokens = sequences.starts, sequences.places, len(at), sequences.most
     _attend[(triton.cdiv(tokens * group, shape.rows), parts, heads * count)](
@@ -272,6 +277,7 @@ def attend(
         keys.stride(0),
         values.stride(0),
         0 if listed is None else listed.stride(0),
+        words,
         *((0, 0) if seen is None else (seen.sums.stride(0), seen.tops.stride(0))),
         lanes=0 if seen is None else seen.tops.shape[2],
         group=group,
@@ -281,6 +287,7 @@ def attend(
         several=several,
         causal=causal,
         branching=tree is not None,
+        wide=words > 1,
         by_list=listed is not None,
         pieces=0 if seen is None else seen.sums.shape[1] // seen.tops.shape[1],
         num_stages=shape.stages,
@@ -334,7 +341,7 @@ def weigh(to: Weighing, seen: Seen, at: Tensor, n: int, group: int, width: int) 
     )
 
 
-@triton.jit(do_not_specialize_on_alignment=["masks", "origin"])
+@triton.jit(do_not_specialize=["words"], do_not_specialize_on_alignment=["masks", "origin"])
 def _attend(
     q,
     keys,
@@ -362,6 +369,7 @@ def _attend(
     keys_place,
     values_place,
     listed_head,
+    words,  # in which a row's mask is written
     seen_sums_head,
     seen_tops_head,
     lanes: tl.constexpr,  # rows of what is seen, whole tiles of them
@@ -372,6 +380,7 @@ def _attend(
     several: tl.constexpr,
     causal: tl.constexpr,
     branching: tl.constexpr,
+    wide: tl.constexpr,  # a mask is several words
     by_list: tl.constexpr,
     pieces: tl.constexpr,  # chunks of a tile whose weights are summed; 0: of no interest
 ):
@@ -390,6 +399,7 @@ def _attend(
         if tl.program_id(0) * height >= own * group:
             return
     else:
+        sequence = 0
         start = 0
         own = n
         before = tl.load(at).to(tl.int32)
@@ -417,8 +427,11 @@ def _attend(
     lane = tl.arange(0, width)
     k_at, v_at = keys + head.to(tl.int64) * keys_head, values + head.to(tl.int64) * values_head
     if branching:
-        mask = tl.load(masks + token, mask=row < rows, other=0)
-        base = tl.load(origin).to(tl.int32)
+        if wide:
+            masks += (start + token) * words
+        else:
+            mask = tl.load(masks + start + token, mask=row < rows, other=0)
+        base = tl.load(origin + sequence).to(tl.int32)
     if by_list:
         list_at = listed + head.to(tl.int64) * listed_head
     else:
@@ -433,9 +446,12 @@ def _attend(
         k = k.to(queries.dtype)
         scores = tl.dot(queries, k, input_precision="ieee") * scale
         if branching:
-            bit = slot - base
-            seen = (mask[:, None] >> tl.minimum(tl.maximum(bit, 0), 63).to(tl.int64)[None, :]) & 1
-            visible = (bit < 0)[None, :] | ((bit < 64)[None, :] & (seen == 1))
+            if wide:
+                visible = _seen(masks, row, rows, tile * width - base, width, words)
+            else:
+                bit = slot - base
+                seen = (mask[:, None] >> tl.minimum(tl.maximum(bit, 0), 63).to(tl.int64)[None, :]) & 1
+                visible = (bit < 0)[None, :] | ((bit < 64)[None, :] & (seen == 1))
             scores = tl.where(stored[None, :] & visible, scores, float("-inf"))
         elif causal:
             scores = tl.where(slot[None, :] <= before + token[:, None], scores, float("-inf"))
@@ -466,6 +482,36 @@ def _attend(
     tl.store(tops + place, top, mask=row < rows)
     tl.store(totals + place, total, mask=row < rows)
     tl.store(sums + place[:, None] * dim + column, mixed, mask=row[:, None] < rows)
+
+
+@triton.jit
+def _seen(masks, row, rows, first, width: tl.constexpr, words):
+    """Which bits from ``first`` on are set in the words at ``masks`` [height], all before them are: [height, width].
+
+    A tile overlaps with two or three words, which are shifted to begin where it begins.
+    """
+    lane = tl.arange(0, width)
+    word, shift = first >> 6, (first & 63).to(tl.uint64)
+    after = _word(masks, row, rows, word + 1, words)
+    begun = _begun(_word(masks, row, rows, word, words), after, shift)[:, None]
+    if width > 64:
+        rest = _begun(after, _word(masks, row, rows, word + 2, words), shift)[:, None]
+        begun = tl.where((lane < 64)[None, :], begun, rest)
+    return ((begun >> (lane & 63).to(tl.uint64)[None, :]) & 1) == 1
+
+
+@triton.jit
+def _word(masks, row, rows, at, words):
+    """A word of each row: all bits before the first word are set, none is after the last."""
+    there = tl.where((at >= 0) & (at < words), rows, 0)
+    word = tl.load(masks + at, mask=row < there, other=0)
+    return (word | tl.where(at < 0, -1, 0).to(tl.int64)).to(tl.uint64, bitcast=True)
+
+
+@triton.jit
+def _begun(word, following, shift):
+    """The 64 bits from bit ``shift`` of a word on, the last of which are those of the following one."""
+    return (word >> shift) | ((following << (63 - shift)) << 1)
 
 
 @triton.jit

@@ -1,23 +1,75 @@
 """Products of grouped weights with several tokens, on tensor cores.
 
 A program multiplies a block of rows with all tokens, over a share of the inputs; sums of shares are added afterwards,
-because a matrix has too few blocks of rows for a whole GPU. A number is its integer times its group's scale, plus the
-minimum: fp32, of which tensor cores take a rounded half and then the half that was lost, each in x's dtype.
+because a matrix has too few blocks of rows for a whole GPU. Integers are exact in any dtype of x, and so tensor cores
+take them as they are; what a group shares is applied to its sum in fp32, where it costs one multiplication for each
+row and token instead of several instructions for each number.
+
+A thread of a tensor core's operand holds inputs 2t, 2t + 1, 2t + 8 and 2t + 9 of 16. So that these are one word of a
+weight, x changes places instead: it is laid out anew, in pieces of 16 inputs, before the product.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from triforce_chat.engine.kernels.blocking import GroupedBlocking, padded
+from triforce_chat.engine.kernels.blocking import GROUPED_BYTES, GroupedBlocking, padded
 from triforce_chat.engine.kernels.expanding import scale_and_low
 from triforce_chat.engine.kernels.quantized_weight import RUN, QuantizedWeight
 from triforce_chat.engine.kernels.rows import Norm
 
 COLUMNS = 512  # of a program that adds shares
+LAID_OUT = 1024  # inputs of a program that lays out x
+LEAST_COLUMNS = 16  # of a product on tensor cores
+WORD = tl.constexpr(4)  # bytes
+MINIMA = tl.constexpr(16)  # of a product
+ZERO = tl.constexpr(8)  # what stands for 0 among integers of 4 bits
+# Integers of 4 bits become bfloat16 numbers by their bits: 0x4300 is 128, and the last seven bits count in ones. Less
+# 128 + 8 (0xC308 is -136) they are the signed ones that they stand for.
+NIBBLES = tl.constexpr("""{
+.reg .b32 low, high, one, excess;
+mov.b32 one, 0x3F803F80;
+mov.b32 excess, 0xC308C308;
+and.b32 low, $4, 0x0F0F0F0F;
+shr.u32 high, $4, 4;
+and.b32 high, high, 0x0F0F0F0F;
+prmt.b32 $0, low, 0x43434343, 0x4140;
+prmt.b32 $1, low, 0x43434343, 0x4342;
+prmt.b32 $2, high, 0x43434343, 0x4140;
+prmt.b32 $3, high, 0x43434343, 0x4342;
+fma.rn.bf16x2 $0, $0, one, excess;
+fma.rn.bf16x2 $1, $1, one, excess;
+fma.rn.bf16x2 $2, $2, one, excess;
+fma.rn.bf16x2 $3, $3, one, excess;
+}""")
+# Of a signed byte the last seven bits count so, and 128 + 128 are subtracted if its first bit is set, else 128.
+BYTES = tl.constexpr("""{
+.reg .b32 part, sign, near, far, minus;
+mov.b32 minus, 0xBF80BF80;
+and.b32 part, $2, 0x7F7F7F7F;
+and.b32 sign, $2, 0x80808080;
+prmt.b32 near, sign, 0x43434343, 0x4140;
+prmt.b32 far, sign, 0x43434343, 0x4342;
+prmt.b32 $0, part, 0x43434343, 0x4140;
+prmt.b32 $1, part, 0x43434343, 0x4342;
+fma.rn.bf16x2 $0, near, minus, $0;
+fma.rn.bf16x2 $1, far, minus, $1;
+}""")
+
+
+class LaidOut(NamedTuple):
+    """x in pieces of 16 inputs in the order of tensor cores, and the sums of inputs that share a minimum, if any.
+
+    ``pieces`` [I / 16, n, 16], with zeros up to the last tile; ``sums`` [I / step, n] in fp32.
+    """
+
+    pieces: Tensor
+    sums: Tensor | None
 
 
 def multiply_grouped(
@@ -34,37 +86,40 @@ def multiply_grouped(
     x times the norm's weight is rounded to x's dtype.
     """
     n, inputs = x.shape
-    rows, words = weight.data.shape
-    tiles = triton.cdiv(words, shape.bytes)
+    rows, size = weight.data.shape
+    tiles = triton.cdiv(size, GROUPED_BYTES)
     share = triton.cdiv(tiles, shape.shares)
     shares = triton.cdiv(tiles, share)
-    sums = x.new_empty(shares, n, rows, dtype=torch.float32)
+    made = x.new_empty(shares, n, rows, dtype=torch.float32)
+    step = min(weight.group, GROUPED_BYTES * weight.codes.parts)
+    laid = _laid_out(x, norm, tiles * GROUPED_BYTES * weight.codes.parts, step if weight.sided else None)
+    words = weight.data.view(torch.int32)
     _multiply_grouped[triton.cdiv(rows, shape.rows), shares](
-        x,
-        weight.data,
+        laid.pieces,
+        made if laid.sums is None else laid.sums,
+        words,
         weight.scale,
-        x if norm is None else norm.weight,
-        sums,
+        made,
         n,
         rows,
-        words,
-        share * shape.bytes,
-        x.stride(0),
-        weight.data.stride(0),
+        size,
+        share * GROUPED_BYTES,
+        words.stride(0),
         weight.scale.stride(0),
         group=weight.group,
-        zero=weight.codes.zero,
-        norms=norm is not None,
-        tokens=max(16, padded(n)),
+        step=step,
+        parts=weight.codes.parts,
+        even=size % GROUPED_BYTES == 0,
+        tokens=max(LEAST_COLUMNS, padded(n)),
         height=shape.rows,
-        depth=shape.bytes,
+        depth=GROUPED_BYTES,
         run=RUN,
         stages=shape.stages,
         num_stages=shape.stages,
         num_warps=shape.warps,
     )
     _add_shares[n, triton.cdiv(out.shape[1], COLUMNS)](
-        sums,
+        made,
         x,
         out if add is None else add,
         out,
@@ -84,69 +139,207 @@ def multiply_grouped(
     )
 
 
+def _laid_out(x: Tensor, norm: Norm | None, width: int, step: int | None) -> LaidOut:
+    """x [n, I], times the norm's weight if there is one, filled up to ``width`` inputs; sums if there is a ``step``."""
+    n, inputs = x.shape
+    pieces = x.new_empty(width // RUN, n, RUN)
+    sums = None if step is None else x.new_empty(inputs // step, n, dtype=torch.float32)
+    _lay_out[n, triton.cdiv(width, LAID_OUT)](
+        x,
+        x if norm is None else norm.weight,
+        pieces,
+        pieces if sums is None else sums,
+        n,
+        inputs,
+        width,
+        x.stride(0),
+        norms=norm is not None,
+        adds=sums is not None,
+        step=RUN if step is None else step,
+        run=RUN,
+        columns=LAID_OUT,
+    )
+    return LaidOut(pieces, sums)
+
+
+@triton.jit
+def _lay_out(
+    x,
+    norm,
+    pieces,
+    sums,
+    n,
+    inputs,
+    width,
+    x_row,
+    norms: tl.constexpr,
+    adds: tl.constexpr,
+    step: tl.constexpr,
+    run: tl.constexpr,
+    columns: tl.constexpr,
+):
+    token, start = tl.program_id(0), tl.program_id(1) * columns
+    column = start + tl.arange(0, columns)
+    part = tl.load(x + token.to(tl.int64) * x_row + column, mask=column < inputs, other=0.0)
+    if norms:
+        weigh = tl.load(norm + column, mask=column < inputs, other=0.0)
+        part = (part.to(tl.float32) * weigh.to(tl.float32)).to(part.dtype)
+    # Of byte 4t + 2a + b the place is 8a + 2t + b.
+    byte = column % run
+    place = byte % 4 // 2 * (run // 2) + byte // 4 * 2 + byte % 2
+    tl.store(pieces + (column // run * n + token) * run + place, part, mask=column < width)
+    if adds:
+        at = start // step + tl.arange(0, columns // step)
+        made = tl.sum(part.to(tl.float32).reshape(columns // step, step), 1)
+        tl.store(sums + at * n + token, made, mask=at * step < inputs)
+
+
+@triton.jit
+def _pair(word):
+    """Two bfloat16 numbers of 32 bits."""
+    low, high = word.to(tl.int16), (word >> 16).to(tl.int16)
+    return low.to(tl.bfloat16, bitcast=True), high.to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def _quarters(part):
+    """[m, 4] -> four [m], in their order."""
+    even, odd = tl.split(part.reshape(part.shape[0], 2, 2))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _runs(first, second, third, fourth, run: tl.constexpr):
+    """The numbers of each word of four runs, each [height, 16] -> an operand [height, 16] of each run."""
+    height: tl.constexpr = first.shape[0]
+    words: tl.constexpr = run // WORD
+    both = tl.join(tl.join(first, second), tl.join(third, fourth))  # [height, runs * words, 2, 2]
+    both = both.reshape(height, 2, 2, words, 2, 2).permute(0, 5, 3, 4, 1, 2).reshape(height, run, 2, 2)
+    even, odd = tl.split(both)
+    one, three = tl.split(even)
+    two, four = tl.split(odd)
+    return one, two, three, four
+
+
+@triton.jit
+def _nibbles(words, kind: tl.constexpr, run: tl.constexpr):
+    """The low and the high integers of four runs, as the signed numbers that they stand for."""
+    if kind == tl.bfloat16:
+        a, b, c, d = tl.inline_asm_elementwise(
+            NIBBLES,
+            "=r,=r,=r,=r,r",
+            [words],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+        low, high = _runs(*_pair(a), *_pair(b), run), _runs(*_pair(c), *_pair(d), run)
+    else:
+        low = _runs(*_fields(words, 0, kind), run)
+        high = _runs(*_fields(words, 4, kind), run)
+    return low[0], high[0], low[1], high[1], low[2], high[2], low[3], high[3]
+
+
+@triton.jit
+def _fields(words, shift: tl.constexpr, kind: tl.constexpr):
+    """The integers of 4 bits of each byte, from bit ``shift`` on."""
+    first = (((words >> shift) & 15) - ZERO).to(kind)
+    second = (((words >> (8 + shift)) & 15) - ZERO).to(kind)
+    third = (((words >> (16 + shift)) & 15) - ZERO).to(kind)
+    fourth = (((words >> (24 + shift)) & 15) - ZERO).to(kind)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _bytes(words, kind: tl.constexpr, run: tl.constexpr):
+    """The integers of four runs of signed bytes."""
+    if kind == tl.bfloat16:
+        a, b = tl.inline_asm_elementwise(
+            BYTES, "=r,=r,r", [words], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
+        )
+        made = _runs(*_pair(a), *_pair(b), run)
+    else:
+        first, second = (words << 24 >> 24).to(kind), (words << 16 >> 24).to(kind)
+        made = _runs(first, second, (words << 8 >> 24).to(kind), (words >> 24).to(kind), run)
+    return made
+
+
 @triton.jit
 def _multiply_grouped(
     x,
+    of_groups,
     data,
     scale,
-    norm,
     sums,
     n,
     rows,
-    words,
+    size,
     share,
-    x_row,
     data_row,
     scale_row,
     group: tl.constexpr,
-    zero: tl.constexpr,
-    norms: tl.constexpr,
+    step: tl.constexpr,
+    parts: tl.constexpr,
+    even: tl.constexpr,
     tokens: tl.constexpr,
     height: tl.constexpr,
     depth: tl.constexpr,
     run: tl.constexpr,
     stages: tl.constexpr,
 ):
-    paired: tl.constexpr = data.dtype.element_ty == tl.uint8
-    parts: tl.constexpr = 2 if paired else 1
+    paired: tl.constexpr = parts == 2
     sided: tl.constexpr = scale.dtype.element_ty == tl.int32
     kind: tl.constexpr = x.dtype.element_ty
-    runs: tl.constexpr = depth // run
+    groups: tl.constexpr = depth * parts // step  # of a tile
     output = tl.program_id(0) * height + tl.arange(0, height)
     row = tl.minimum(output, rows - 1).to(tl.int64)
-    token, lane, lap = tl.arange(0, tokens), tl.arange(0, depth), tl.arange(0, runs)
+    token, word, each = tl.arange(0, tokens), tl.arange(0, depth // WORD), tl.arange(0, groups)
     first = tl.program_id(1) * share
-    last = tl.minimum(first + share, words)
-    w_at = data + row[:, None] * data_row + lane[None, :]
+    last = tl.minimum(first + share, size)
+    w_at = data + row[:, None] * data_row + word[None, :]
     shared_at = scale + row[:, None] * scale_row
-    # Where the inputs of the first integers of the bytes lie.
-    places = lane // run * (run * parts) + lane % run
-    x_at = x + token[:, None] * x_row + places[None, :]
-    known = (token < n)[:, None]
+    # Of tokens that there are not, a column repeats the last one's.
+    known = tl.minimum(token, n - 1)
+    x_at = x + known[None, :] * run + tl.arange(0, run)[:, None]
     total = tl.zeros((height, tokens), tl.float32)
     for start in tl.range(first, last, depth, num_stages=stages):
-        inside = (lane < last - start)[None, :]
-        w = tl.load(w_at + start, mask=inside, other=0)
-        group_at = (start // run + lap) * (run * parts) // group
-        shared = tl.load(shared_at + group_at[None, :], mask=(lap * run < last - start)[None, :], other=0)
-        if sided:
-            factor, least = scale_and_low(shared)
+        # Bytes beyond the last input are multiplied by zeros.
+        w = tl.load(w_at + start // WORD, mask=None if even else (word * WORD < last - start)[None, :])
+        there = None if even else (start * parts + each * step < last * parts)[None, :]
+        shared = tl.load(
+            shared_at + start * parts // group + each[None, :], mask=there, other=None if even else 0
+        )
+        factors = scale_and_low(shared)[0] if sided else shared
+        if groups == 4:
+            factor = _quarters(factors)
+        elif groups == 2:
+            factor = tl.split(factors)
         else:
-            factor = shared
-            least = -zero * shared
-        for half in tl.static_range(parts):
-            at = start * parts + half * run
-            part = tl.load(x_at + at, mask=known & inside, other=0.0)
-            if norms:
-                weigh = tl.load(norm + places + at, mask=lane < last - start, other=0.0)
-                part = (part.to(tl.float32) * weigh.to(tl.float32)[None, :]).to(kind)
-            codes = (((w >> (4 * half)) & 15) if paired else w).to(tl.float32).reshape(height, runs, run)
-            number = (codes * factor[:, :, None] + least[:, :, None]).reshape(height, depth)
-            rounded = number.to(kind)
-            total = tl.dot(rounded, tl.trans(part), total, input_precision="ieee")
-            if kind != tl.float32:
-                lost = (number - rounded.to(tl.float32)).to(kind)
-                total = tl.dot(lost, tl.trans(part), total)
+            factor = (factors.reshape(height),)
+        pieces = _nibbles(w, kind, run) if paired else _bytes(w, kind, run)
+        made = tl.zeros((height, tokens), tl.float32)
+        for piece in tl.static_range(4 * parts):
+            here = tl.load(x_at + (start // run * parts + piece) * n * run)
+            if piece * run % step == 0:
+                made = tl.dot(pieces[piece], here, input_precision="ieee")
+            else:
+                made = tl.dot(pieces[piece], here, made, input_precision="ieee")
+            if (piece + 1) * run % step == 0:
+                total += made * factor[piece * run // step][:, None]
+    if sided:
+        # The minima times the sums of the inputs that share them, by tensor cores that keep 21 bits.
+        steps = last * parts // step
+        for part in range(first * parts // step, steps, MINIMA):
+            at = part + tl.arange(0, MINIMA)
+            shared = tl.load(shared_at + (at * step // group)[None, :], mask=(at < steps)[None, :], other=0)
+            scales, least = scale_and_low(shared)
+            least += ZERO * scales if paired else 0.0
+            summed = tl.load(
+                of_groups + at[:, None] * n + known[None, :], mask=(at < steps)[:, None], other=0.0
+            )
+            total = tl.dot(least, summed, total, input_precision="tf32x3")
     to = sums + (tl.program_id(1) * n + token).to(tl.int64)[None, :] * rows + output[:, None]
     tl.store(to, total, mask=(output < rows)[:, None] & (token < n)[None, :])
 

@@ -42,7 +42,7 @@ def quantized_linear(
     outputs = weight.outputs // (2 if gated else 1)
     out = x.new_empty(n, outputs)
     if shape is None and not weight.whole:
-        shape = few_blocking(n, outputs, weight.inputs, gated) or grouped_blocking(n, weight, x.dtype)
+        shape = few_blocking(n, outputs, weight.inputs, gated) or grouped_blocking(weight)
     match shape:
         case FewBlocking():
             multiply_few(x, weight, out, add, norm, gated, shape)

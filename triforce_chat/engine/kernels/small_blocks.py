@@ -58,7 +58,9 @@ class Level(NamedTuple):
     The tree's root went to slot ``place[0] + root`` and has position ``place[1] + root``. All see the slots up to it.
     """
 
-    masks: Tensor  # [n], int64: bit j, whether a token sees the j-th slot after the root's, its own included
+    masks: (
+        Tensor  # [n, 1], int64: bit j, whether a token sees the j-th slot after the root's, its own included
+    )
     root: int
     depth: int  # below the root
 

@@ -1,7 +1,10 @@
-"""Token trees on a device: walking the path that is accepted, keeping its keys and values.
+"""Token trees on a device: walking the paths that are accepted, keeping their keys and values.
 
-A tree's shape is a tensor: ``links`` [2, n+1] holds the first child of every row and its next sibling, as numbers of
-nodes, or -1. Row 0 is the token that the tree follows, row i+1 is node i. So one captured graph serves every shape.
+Which child of a row passes depends on that row alone: on its distribution, its children's, and the numbers that decide.
+So the children of all rows are tested at once, by a program for each row, and a second kernel follows the path from the
+root. What the rejection of a child leaves of a distribution is written to a place of that child's.
+
+Trees' shapes are tensors, see ``Family``. So one captured graph serves all of them.
 """
 
 from __future__ import annotations
@@ -13,45 +16,44 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from triforce_chat.engine.kernels.children import LEAST
+from triforce_chat.engine.kernels.children import LEAST, PATH
 
 BLOCK = 8192  # tokens of the vocabulary at a time
 WARPS = 16
+COPIED = 2048  # tokens that a program copies of what is left
 
 
 class Walked(NamedTuple):
-    """The accepted path of a tree."""
+    """The accepted paths of B trees."""
 
-    accepted: Tensor  # [1], how many nodes it has
-    rows: Tensor  # [n+1], int64: row 0 and those of its nodes, the last one repeated
-    left: Tensor  # [1, V], weights for the token that follows it
+    accepted: Tensor  # [B], how many nodes each has
+    rows: Tensor  # [B, n+1], int64: row 0 and those of its nodes, the last one repeated
+    left: Tensor  # [B, V], weights for the token that follows it
 
 
 def walk(tokens: Tensor, probs: Tensor, target: Tensor, tests: Tensor | None, links: Tensor) -> Walked:
-    """The path of a tree that passes: each child in turn is tested against what its rejected siblings left over.
+    """The path of each tree that passes: each child in turn is tested against what its rejected siblings left over.
 
-    tokens [n] and probs [n, V] are those of a draft, target [n+1, V] the distributions after every row, all fp32;
-    ``tests`` [n], in [0, 1), decide on each token; None: all distributions are one-hot.
+    tokens [B, n] and probs [B, n, V] are those of drafts, target [B, n+1, V] the distributions after every row, all
+    fp32 and contiguous. ``tests`` [B, n], in [0, 1), decide on each token; None: all distributions are one-hot.
+    ``links``: see ``Family``.
     """
-    n, vocabulary = probs.shape
-    count, rows, left, side = _room_for_path(n, target)
-    _walk[(1,)](
+    trees, n, vocabulary = probs.shape
+    found = Found.empty(probs, tests is None)
+    _test_children[(n + 1, trees)](
         tokens,
         probs,
         target,
         target if tests is None else tests,
         links,
-        count,
-        rows,
-        left,
-        side,
+        *found,
         n,
         vocabulary,
         block=min(BLOCK, triton.next_power_of_2(vocabulary)),
         greedy=tests is None,
         num_warps=WARPS,
     )
-    return Walked(count, rows, left.index_select(0, side))
+    return _followed(found, target)
 
 
 def walk_along(
@@ -60,41 +62,64 @@ def walk_along(
     target: Tensor,
     tests: Tensor | None,
     links: Tensor,
+    lines: Tensor,
     forced: Tensor,
     independent: bool,
 ) -> Walked:
-    """``walk`` where the output is going to be ``forced`` [n+1], int64, by depth; negative: whatever passes.
+    """``walk`` where the outputs are going to be ``forced`` [B, n+1], int64, by depth; negative: whatever passes.
 
-    See ``verify_tree``. ``independent``: siblings have been drawn independently of one another.
+    See ``verify_tree``. ``independent``: siblings have been drawn independently of one another. ``lines``: see
+    ``Family``.
     """
-    n, vocabulary = probs.shape
-    count, rows, left, side = _room_for_path(n, target)
-    _walk_along[(1,)](
+    trees, n, vocabulary = probs.shape
+    found = Found.empty(probs, tests is None)
+    block = min(BLOCK, triton.next_power_of_2(vocabulary))
+    blocks = triton.cdiv(vocabulary, block)
+    _test_along[(n + 1, trees)](
         tokens,
         probs,
         target,
         target if tests is None else tests,
         links,
+        lines,
         forced,
-        count,
-        rows,
-        left,
-        torch.empty_like(left[0]),
-        side,
+        *found,
+        target if tests is None else torch.empty_like(target),
         n,
+        lines.shape[2],
         vocabulary,
-        block=min(BLOCK, triton.next_power_of_2(vocabulary)),
+        block=block,
+        blocks=blocks,
+        places=triton.next_power_of_2(blocks),
+        reach=triton.next_power_of_2(max(PATH, lines.shape[2])),
         greedy=tests is None,
         independent=independent,
         num_warps=WARPS,
     )
-    return Walked(count, rows, left.index_select(0, side))
+    return _followed(found, target)
 
 
-def _room_for_path(n: int, target: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Where a walk writes how many tokens pass, their rows, what is left of two distributions, and which one counts."""
-    count, rows, side = (torch.empty(m, dtype=torch.long, device=target.device) for m in (1, n + 1, 1))
-    return count, rows, target.new_empty(2, target.shape[-1]), side
+class Found(NamedTuple):
+    """What the tests of all rows' children have found."""
+
+    passed: Tensor  # [B, n+1], the child of each row that passes, or -1
+    source: Tensor  # [B, n+1], the last child whose rejection left something, or -1
+    rests: Tensor  # [B, n, V], what it left
+
+    @staticmethod
+    def empty(probs: Tensor, greedy: bool) -> Found:
+        trees, n, _ = probs.shape
+        passed, source = torch.empty((2, trees, n + 1), dtype=torch.long, device=probs.device)
+        return Found(passed, source, probs if greedy else torch.empty_like(probs))
+
+
+def _followed(found: Found, target: Tensor) -> Walked:
+    trees, rows, vocabulary = target.shape
+    count, left = found.passed.new_empty(trees), target.new_empty(trees, vocabulary)
+    path = torch.empty_like(found.passed)
+    grid = triton.cdiv(vocabulary, COPIED), trees
+    _follow[grid](*found, target, count, path, left, rows - 1, vocabulary, block=COPIED, num_warps=4)
+    return Walked(count, path, left)
 
 
 def keep_slots(keys: Tensor, values: Tensor, at: Tensor, path: Tensor) -> None:
@@ -117,181 +142,212 @@ def keep_slots(keys: Tensor, values: Tensor, at: Tensor, path: Tensor) -> None:
     )
 
 
-@triton.jit(do_not_specialize=["n"])
-def _walk(
+@triton.jit
+def _either(first, rows, at, vocabulary, token):
+    """Of some tokens what is written in the row ``at`` of ``rows``, or in ``first`` if that is negative."""
+    one = tl.load(first + token, mask=token < tl.where(at < 0, vocabulary, 0), other=0.0)
+    own = rows + at * vocabulary + token
+    return one + tl.load(own, mask=token < tl.where(at < 0, 0, vocabulary), other=0.0)
+
+
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["passed", "source"])
+def _test_children(
     tokens,
     probs,
     target,
     tests,
     links,
-    count,
-    rows,
-    left,  # what remains of a row, and where what remains after the next rejection is written
-    side,
+    passed,
+    source,
+    rests,
     n,
     vocabulary,
     block: tl.constexpr,
     greedy: tl.constexpr,
 ):
+    row, tree = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    tokens += tree * n
+    tests += tree * n
+    links += tree * 2 * (n + 1)
+    probs += tree * n * vocabulary
+    rests += tree * n * vocabulary
+    target += (tree * (n + 1) + row) * vocabulary
     lane = tl.arange(0, block)
-    row = tl.load(links) * 0
-    taken = row
-    walking = row == 0
-    this = row  # which of the two rows of ``left``
-    while walking:
-        tl.store(rows + taken, row)
-        node = tl.load(links + row)
-        p, total = 0.0, 1.0
-        for first in range(0, vocabulary, block):
-            token = first + lane
-            there = token < vocabulary
-            weight = tl.load(target + row * vocabulary + token, mask=there, other=0.0)
-            tl.store(left + this * vocabulary + token, weight, mask=there)
-        tl.debug_barrier()
-        if node >= 0:
-            p = tl.load(target + row * vocabulary + tl.load(tokens + node))
-        passed = node * 0 - 1
-        while (node >= 0) & (passed < 0):
-            own = tl.load(tokens + node)
-            q = tl.load(probs + node * vocabulary + own)
-            accepted = p > 0 if greedy else tl.load(tests + node) * q < p
-            if accepted:
-                passed = node
+    node = tl.load(links + row)
+    came, rest_of = node * 0 - 1, node * 0 - 1
+    p, total = 0.0, 1.0
+    if node >= 0:
+        p = tl.load(target + tl.load(tokens + node))
+    while (node >= 0) & (came < 0):
+        q = tl.load(probs + node * vocabulary + tl.load(tokens + node))
+        accepted = p > 0 if greedy else tl.load(tests + node) * q < p
+        if accepted:
+            came = node
+        else:
+            following = tl.load(links + n + 1 + node + 1)
+            wanted = tl.load(tokens + following, mask=following >= 0, other=0)
+            if greedy:  # a token that is not the target's takes nothing away
+                p = tl.load(target + wanted)
             else:
-                following = tl.load(links + n + 1 + node + 1)
-                wanted = tl.load(tokens + following, mask=following >= 0, other=-1)
-                rest, value, same = 0.0, 0.0, 0.0
+                above = tl.zeros((block,), tl.float32)
                 for first in range(0, vocabulary, block):
                     token = first + lane
                     there = token < vocabulary
-                    weight = tl.load(left + this * vocabulary + token, mask=there, other=0.0) / total
+                    weight = _either(target, rests, rest_of, vocabulary, token) / total
                     law = tl.load(probs + node * vocabulary + token, mask=there, other=0.0)
-                    above = tl.maximum(weight - law, 0.0)
-                    tl.store(left + (1 - this) * vocabulary + token, above, mask=there)
-                    rest += tl.sum(above, 0)
-                    value += tl.sum(tl.where(token == wanted, above, 0.0), 0)
-                    same += tl.sum(tl.where(token == wanted, weight, 0.0), 0)
+                    more = tl.maximum(weight - law, 0.0)
+                    tl.store(rests + node * vocabulary + token, more, mask=there)
+                    above += more
+                rest = tl.sum(above, 0)
                 tl.debug_barrier()
                 if rest > 0:
-                    this = 1 - this
+                    rest_of = node
                     total = rest
-                    p = value / rest
-                else:  # rounding left nothing: it stays as it was
-                    p = same
-                node = following
-        walking = passed >= 0
-        row = tl.where(walking, passed + 1, row)
-        taken += walking.to(tl.int64)
-    tl.store(count, taken)
-    tl.store(side, this)
-    for at in range(taken + 1, n + 1):
-        tl.store(rows + at, row)
+                # Else rounding left nothing: it stays as it was.
+                p = _either(target, rests, rest_of, vocabulary, wanted) / total
+            node = following
+    tl.store(passed + tree * (n + 1) + row, came)
+    tl.store(source + tree * (n + 1) + row, rest_of)
 
 
-@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["forced"])
-def _walk_along(
+@triton.jit(do_not_specialize=["n", "deepest"], do_not_specialize_on_alignment=["forced", "passed", "source"])
+def _test_along(
     tokens,
     probs,
     target,
     tests,
     links,
+    lines,
     forced,
-    count,
-    rows,
-    left,  # as of ``_walk``
-    law,  # that the next child is drawn from
-    side,
+    passed,
+    source,
+    rests,
+    laws,  # for each row, the distribution that its next child is drawn from, if it is not the one on record
     n,
+    deepest,
     vocabulary,
     block: tl.constexpr,
+    blocks: tl.constexpr,
+    places: tl.constexpr,
+    reach: tl.constexpr,
     greedy: tl.constexpr,
     independent: tl.constexpr,
 ):
-    lane = tl.arange(0, block)
-    row = tl.load(links) * 0
-    taken = row
-    walking = row == 0
-    this = row
-    while walking:
-        tl.store(rows + taken, row)
-        node = tl.load(links + row)
-        wanted = tl.load(forced + taken)
-        free = wanted < 0
-        total, mass = 1.0, 1.0
-        first_child = tl.maximum(node, 0)
-        for first in range(0, vocabulary, block):
-            token = first + lane
-            there = token < vocabulary
-            weight = tl.load(target + row * vocabulary + token, mask=there, other=0.0)
-            tl.store(left + this * vocabulary + token, weight, mask=there)
-            share = tl.load(probs + first_child * vocabulary + token, mask=there, other=0.0)
-            tl.store(law + token, share, mask=there)
-        tl.debug_barrier()
-        passed = node * 0 - 1
-        while (node >= 0) & (passed < 0):
-            own = tl.where(free, tl.load(tokens + node), wanted)
-            p = tl.load(left + this * vocabulary + own) / total
-            q = tl.load(law + own) / mass
-            u = 0.0 if greedy else tl.load(tests + node)
-            accepted = tl.where(free, u * q < p, u * p < q)
-            if accepted:
-                passed = node
+    row, tree = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    tokens += tree * n
+    tests += tree * n
+    links += tree * 2 * (n + 1)
+    probs += tree * n * vocabulary
+    rests += tree * n * vocabulary
+    target += (tree * (n + 1) + row) * vocabulary
+    laws += (tree * (n + 1) + row) * vocabulary
+    lane, place, column = tl.arange(0, block), tl.arange(0, places), tl.arange(0, reach)
+    line = tl.load(lines + (tree * (n + 1) + row) * deepest + column, mask=column < deepest, other=n)
+    imposed = tl.load(forced + tree * (n + 1) + tl.sum((line < n).to(tl.int32), 0))
+    free = imposed < 0
+    node = tl.load(links + row)
+    came, rest_of = node * 0 - 1, node * 0 - 1
+    law_of = node  # the child whose distribution is on record, -1: it is in ``laws``
+    total, mass = 1.0, 1.0
+    while (node >= 0) & (came < 0):
+        own = tl.where(free, tl.load(tokens + node), imposed)
+        p = _either(target, rests, rest_of, vocabulary, own) / total
+        q = _either(laws, probs, law_of, vocabulary, own) / mass
+        u = 0.0 if greedy else tl.load(tests + node)
+        accepted = tl.where(free, u * q < p, u * p < q)
+        following = tl.load(links + n + 1 + node + 1)
+        if accepted:
+            came = node
+        else:
+            if greedy:  # all are one-hot: what is on record of the next child is what it was drawn from
+                law_of = following
             else:
-                following = tl.load(links + n + 1 + node + 1)
-                rest, over = 0.0, 0.0
-                for first in range(0, vocabulary, block):
-                    token = first + lane
+                above, sums = tl.zeros((block,), tl.float32), tl.zeros((places,), tl.float32)
+                for i in range(blocks):
+                    token = i * block + lane
                     there = token < vocabulary
-                    weight = tl.load(left + this * vocabulary + token, mask=there, other=0.0) / total
-                    share = tl.load(law + token, mask=there, other=0.0) / mass
-                    above = tl.maximum(weight - share, 0.0)
-                    tl.store(left + (1 - this) * vocabulary + token, above, mask=there)
-                    rest += tl.sum(above, 0)
-                    over += tl.sum(tl.maximum(share - weight, 0.0), 0)
-                # The rejected token: what is above the chance to be accepted decides on it.
-                beyond = tl.where(p > q, (u * p - q) / tl.where(p > q, p - q, 1.0), 0.0) * over
-                before = 0.0
-                gone = node * 0 + vocabulary
-                for first in range(0, vocabulary, block):
-                    token = first + lane
-                    there = token < vocabulary
-                    weight = tl.load(left + this * vocabulary + token, mask=there, other=0.0) / total
-                    share = tl.load(law + token, mask=there, other=0.0) / mass
-                    part = tl.maximum(share - weight, 0.0)
-                    met = (before + tl.cumsum(part, 0) > beyond) & (part > 0)
-                    gone = tl.minimum(gone, tl.min(tl.where(met, token, vocabulary), 0).to(tl.int64))
-                    before += tl.sum(part, 0)
+                    weight = _either(target, rests, rest_of, vocabulary, token) / total
+                    law = _either(laws, probs, law_of, vocabulary, token)
+                    more = tl.maximum(weight - law / mass, 0.0)
+                    tl.store(laws + token, law, mask=there)
+                    tl.store(rests + node * vocabulary + token, more, mask=there)
+                    above += more
+                    over = tl.sum(tl.maximum(law / mass - weight, 0.0), 0)
+                    sums = tl.where(place == i, over, sums)
                 tl.debug_barrier()
+                rest = tl.sum(above, 0)
+                # The rejected token: what is above the chance to be accepted decides on it. Rounding may have left no
+                # block beyond that, or no token in it.
+                beyond = tl.where(p > q, (u * p - q) / tl.where(p > q, p - q, 1.0), 0.0) * tl.sum(sums, 0)
+                until = tl.cumsum(sums, 0)
+                at = tl.min(tl.where((until > beyond) & (sums > 0), place, places), 0)
+                at = tl.where(at < places, at, tl.argmax(sums, 0))
+                token = at * block + lane
+                there = token < vocabulary
+                weight = _either(target, rests, rest_of, vocabulary, token) / total
+                part = tl.maximum(tl.load(laws + token, mask=there, other=0.0) / mass - weight, 0.0)
+                before = tl.sum(tl.where(place < at, sums, 0.0), 0)
+                met = (before + tl.cumsum(part, 0) > beyond) & (part > 0)
+                found = tl.min(tl.where(met, lane, block), 0)
+                gone = at * block + tl.where(found < block, found, tl.argmax(part, 0))
+                gone = tl.where(tl.max(part, 0) > 0, gone, vocabulary)
                 again = free
                 if independent:
                     again = node >= 0
-                spare = probs + tl.maximum(following, 0) * vocabulary
-                remaining = 0.0
-                for first in range(0, vocabulary, block):
-                    token = first + lane
-                    there = token < vocabulary
-                    fewer = tl.where(token == gone, 0.0, tl.load(law + token, mask=there, other=0.0))
-                    share = tl.where(again, tl.load(spare + token, mask=there, other=0.0), fewer)
-                    tl.store(law + token, share, mask=there)
-                    remaining += tl.sum(share, 0)
-                mass = tl.where(remaining < LEAST, 1.0, remaining)
-                if remaining < LEAST:  # the child that follows then is certain
-                    for first in range(0, vocabulary, block):
-                        token = first + lane
-                        there = token < vocabulary
-                        tl.store(law + token, tl.load(spare + token, mask=there, other=0.0), mask=there)
+                fewer = tl.zeros((block,), tl.float32)
+                for i in range(blocks):
+                    token = i * block + lane
+                    there = (token < vocabulary) & (token != gone)
+                    fewer += tl.load(laws + token, mask=there, other=0.0)
+                    tl.store(laws + token, 0.0, mask=(token < vocabulary) & (token == gone))
+                remaining = tl.sum(fewer, 0)
+                again = again | (remaining < LEAST)  # the child that follows then is certain
+                law_of = tl.where(again, following, -1)
+                mass = tl.where(again, 1.0, remaining)
                 tl.debug_barrier()
                 if rest > 0:
-                    this = 1 - this
+                    rest_of = node
                     total = rest
-                node = following
-        walking = passed >= 0
-        row = tl.where(walking, passed + 1, row)
-        taken += walking.to(tl.int64)
-    tl.store(count, taken)
-    tl.store(side, this)
-    for at in range(taken + 1, n + 1):
-        tl.store(rows + at, row)
+            node = following
+    tl.store(passed + tree * (n + 1) + row, came)
+    tl.store(source + tree * (n + 1) + row, rest_of)
+
+
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["passed", "source"])
+def _follow(
+    passed,
+    source,
+    rests,
+    target,
+    count,
+    rows,
+    left,
+    n,
+    vocabulary,
+    block: tl.constexpr,
+):
+    tile, tree = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    passed += tree * (n + 1)
+    rows += tree * (n + 1)
+    node = tl.load(passed)
+    row = node * 0
+    taken = row
+    while node >= 0:
+        if tile == 0:
+            tl.store(rows + taken, row)
+        taken += 1
+        row = node + 1
+        node = tl.load(passed + row)
+    if tile == 0:
+        tl.store(count + tree, taken)
+        for at in range(taken, n + 1):
+            tl.store(rows + at, row)
+    token = tile * block + tl.arange(0, block)
+    there = token < vocabulary
+    rest_of = tl.load(source + tree * (n + 1) + row)
+    target += (tree * (n + 1) + row) * vocabulary
+    weight = _either(target, rests + tree * n * vocabulary, rest_of, vocabulary, token)
+    tl.store(left + tree * vocabulary + token, weight, mask=there)
 
 
 @triton.jit(do_not_specialize=["m"], do_not_specialize_on_alignment=["path"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -28,9 +29,9 @@ class Given(NamedTuple):
 class BatchedExecutor:
     """An ``Executor`` for one of several sequences, whose verifications by ``executor`` run together.
 
-    Drafts of different lengths are padded, and every sequence has random numbers of its own generator, so each gets the
-    tokens that it would get alone. Trees are verified one after the other. Batches have at least ``rows`` rows, so that
-    one CUDA graph serves whoever is there; what nobody uses costs its arithmetic only.
+    Drafts of different lengths are padded, trees of different shapes with nodes that nobody reaches, and every sequence
+    has random numbers of its own generator, so each gets the tokens that it would get alone. Batches have at least
+    ``rows`` rows, so that one CUDA graph serves whoever is there; what nobody uses costs its arithmetic only.
     """
 
     def __init__(self, executor: Executor, gathering: Gathering, rows: int = 1) -> None:
@@ -38,10 +39,8 @@ class BatchedExecutor:
 
     def run(self, op: Verification, inputs: SamplerInputs, fill: Callable[[Uniforms], None]) -> SamplerOutput:
         draft = inputs.draft
-        if draft.parents is not None:
-            return self.executor.run(op, inputs, fill)
         like = inputs.logits.shape[-1], inputs.logits.dtype, inputs.forced is None, inputs.allowed is None
-        alike = op, bool(len(draft)), *like
+        alike = op, bool(len(draft)), draft.branching, draft.independent, *like
         made: SamplerOutput = self.gathering.done(
             Task(FIRST, alike, partial(self._together, op), Given(inputs, fill), lasting=True)
         )
@@ -49,7 +48,8 @@ class BatchedExecutor:
 
     def unprepared(self, op: Verification, like: SamplerInputs, answer: int, rows: int) -> list[Preparation]:
         logits, draft, *_ = like
-        nothing = Draft(draft.tokens.expand(self.rows, -1), draft.probs.expand(self.rows, -1, -1))
+        tokens, probs = draft.tokens.expand(self.rows, -1), draft.probs.expand(self.rows, -1, -1)
+        nothing = replace(draft, tokens=tokens, probs=probs)
         several = like._replace(logits=logits.expand(self.rows, -1, -1), draft=nothing)
         return self.executor.unprepared(op, several, answer, rows)
 
@@ -61,13 +61,13 @@ class BatchedExecutor:
 
         unused = (self.rows - len(given)) * [given[0].inputs]
         inputs = stacked([*(each.inputs for each in given), *unused])
-        probs, packed, _ = self.executor.run(op, inputs, fill)
-        mine = zip(probs.clone().split(1), packed.clone().split(1), strict=True)
+        made = self.executor.run(op, inputs, fill)
+        mine = zip(*(part.clone().split(1) for part in made if part is not None), strict=True)
         return [SamplerOutput(*each) for each in mine][: len(given)]
 
 
 def stacked(inputs: Sequence[SamplerInputs]) -> SamplerInputs:
-    """The inputs of sequences without trees, all with or all without each optional part, as those of one batch."""
+    """The inputs of sequences, all with or all without trees and each optional part, as those of one batch."""
     drafts = [each.draft for each in inputs]
     n = max(len(draft) for draft in drafts)
     ragged = any(draft.count is not None or len(draft) < n for draft in drafts)
@@ -81,6 +81,8 @@ def stacked(inputs: Sequence[SamplerInputs]) -> SamplerInputs:
             rows_of([draft.tokens for draft in drafts], n, 0),
             rows_of([draft.probs for draft in drafts], n, 0),
             torch.cat([draft.counted for draft in drafts]) if ragged else None,
+            forest=tuple(tree for draft in drafts for tree in draft.trees),
+            independent=drafts[0].independent,
         ),
         penalty_of(penalties) if penalties else None,
         rows_of(forced, n + 1, FREE) if forced else None,

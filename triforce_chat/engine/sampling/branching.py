@@ -1,4 +1,4 @@
-"""Token trees of one sequence: how children are drawn, and which path through the tree is accepted.
+"""Token trees: how children are drawn, and which path through the tree is accepted.
 
 Each token of a tree has the distribution that it was drawn from, given its elder siblings; so one rule serves
 draws without replacement (Sequoia, arXiv 2402.12374), independent ones (SpecInfer, arXiv 2305.09781) and looked-up
@@ -7,6 +7,7 @@ tokens. On a GPU both are kernels, which a CUDA graph can hold; the same functio
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from triforce_chat.engine.tree import Family
 
 
 class PathVerdict(NamedTuple):
-    """``numbers`` [1, n+2] as of ``verify``, and the target's rows [1, n+1] that gave the committed tokens.
+    """``numbers`` [B, n+2] as of ``verify``, and the target's rows [B, n+1] that gave the committed tokens.
 
     The last of these rows is repeated.
     """
@@ -32,12 +33,12 @@ def verify_tree(
 ) -> PathVerdict:
     """``verify`` along a tree: each child in turn is tested against what its rejected siblings left over.
 
-    target: [1, n+1, V], the distributions after the root and after every token of the tree. A token drawn from q passes
+    target: [B, n+1, V], the distributions after the root and after every token of the tree. A token drawn from q passes
     with probability min(1, r/q), where r is the target's distribution at first and, after each rejection, what it has
     above that child's q, normalized. So the output is distributed as the target, as for a chain, which is a special
     case. Every decision has a random number of its own.
 
-    ``forced`` [1, n+1], for benchmarks: what the output is going to be, by depth, as of ``verify``. All tokens of a
+    ``forced`` [B, n+1], for benchmarks: what the output is going to be, by depth, as of ``verify``. All tokens of a
     depth are that one then, so whichever child has given it is followed by what was drafted after it. Given the output
     y, the first child was accepted with probability min(1, q(y)/r(y)); if it was not, it was a token x drawn from what
     q has above r. So x is drawn, and the next child's distribution is q without x, unless children are independent.
@@ -52,25 +53,49 @@ def verify_tree(
         last = imposed(forced.gather(1, count[:, None]), last)
     n = len(draft)
     passed = torch.arange(n, device=target.device) < count[:, None]
-    along = draft.tokens[:, (rows[0, 1:] - 1).clamp_min(0)]
+    along = draft.tokens.gather(1, (rows[:, 1:] - 1).clamp_min(0))
     return PathVerdict(torch.cat([count[:, None], torch.where(passed, along, last), last], -1), rows)
 
 
-def walked_by_kernel(draft: Draft, target: Tensor, random: Randomness) -> tuple[Tensor, Tensor, Tensor]:
+Walk = tuple[
+    Tensor, Tensor, Tensor
+]  # nodes that pass [B], rows [B, n+1] as of ``PathVerdict``, weights [B, V]
+
+
+def walked_by_kernel(draft: Draft, target: Tensor, random: Randomness) -> Walk:
     """``walked`` on a GPU."""
     from triforce_chat.engine import kernels
 
     shape = draft.family
     assert shape is not None
-    tests = random.tests[0] if isinstance(random, Uniforms) else None
-    made = kernels.walk(draft.tokens[0], draft.probs[0], target[0], tests, shape.links)
-    return made.accepted, made.rows[None], made.left
+    tests = random.tests if isinstance(random, Uniforms) else None
+    return kernels.walk(draft.tokens, draft.probs, target, tests, shape.links)
 
 
-def walked(draft: Draft, target: Tensor, random: Randomness) -> tuple[Tensor, Tensor, Tensor]:
-    """The path that passes: nodes [1], rows [1, n+1] as of ``PathVerdict``, and weights [1, V] for what follows it."""
+def walked(draft: Draft, target: Tensor, random: Randomness) -> Walk:
+    """The path of each tree that passes, and weights for what follows it."""
+    return together([path_of(*each) for each in apart(draft, target, random)])
+
+
+def apart(draft: Draft, target: Tensor, random: Randomness) -> Iterator[tuple[Draft, Tensor, Randomness]]:
+    """Each sequence's tree by itself."""
     assert draft.family is not None
-    first, following = draft.family.links.tolist()
+    shapes = zip(*(part.split(1) for part in draft.family), strict=True)
+    given = zip(draft.tokens.split(1), draft.probs.split(1), shapes, target.split(1), strict=True)
+    for row, (tokens, probs, shape, own) in enumerate(given):
+        alone = Draft(tokens, probs, shape=Family(*shape), independent=draft.independent)
+        yield alone, own, random.of(row)
+
+
+def together(each: Sequence[Walk]) -> Walk:
+    counts, rows, left = (torch.cat(parts) for parts in zip(*each, strict=True))
+    return counts, rows, left
+
+
+def path_of(draft: Draft, target: Tensor, random: Randomness) -> Walk:
+    """``walked`` of one sequence."""
+    assert draft.family is not None
+    first, following = draft.family.links[0].tolist()
     rows, left = [0], target[:, 0]
     passed = first[0]
     while passed >= 0:
@@ -98,26 +123,26 @@ def first_passing(
     return -1, left
 
 
-def walked_along_by_kernel(
-    draft: Draft, target: Tensor, random: Randomness, forced: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def walked_along_by_kernel(draft: Draft, target: Tensor, random: Randomness, forced: Tensor) -> Walk:
     """``walked_along`` on a GPU."""
     from triforce_chat.engine import kernels
 
     shape = draft.family
     assert shape is not None
-    tests = random.tests[0] if isinstance(random, Uniforms) else None
-    given = draft.tokens[0], draft.probs[0], target[0], tests, shape.links, forced[0], draft.independent
-    made = kernels.walk_along(*given)
-    return made.accepted, made.rows[None], made.left
+    tests = random.tests if isinstance(random, Uniforms) else None
+    return kernels.walk_along(draft.tokens, draft.probs, target, tests, *shape, forced, draft.independent)
 
 
-def walked_along(
-    draft: Draft, target: Tensor, random: Randomness, forced: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``walked`` where the output is going to be ``forced`` [1, n+1]; see ``verify_tree``."""
+def walked_along(draft: Draft, target: Tensor, random: Randomness, forced: Tensor) -> Walk:
+    """``walked`` where the output is going to be ``forced`` [B, n+1]; see ``verify_tree``."""
+    each = zip(apart(draft, target, random), forced.split(1), strict=True)
+    return together([path_along(*given, wanted) for given, wanted in each])
+
+
+def path_along(draft: Draft, target: Tensor, random: Randomness, forced: Tensor) -> Walk:
+    """``walked_along`` of one sequence."""
     assert draft.family is not None
-    first, following = draft.family.links.tolist()
+    first, following = draft.family.links[0].tolist()
     rows, left, node = [0], target[:, 0], first[0]
     law = draft.probs[:, node]
     while node >= 0:
@@ -160,11 +185,11 @@ def draw_children(
     probs: Tensor,
     independent: bool = False,
 ) -> None:
-    """Draw the children of a tree's ``rows`` [m], where -1 is none, into ``tokens`` [n] and ``probs`` [n, V].
+    """Draw the children of each tree's ``rows`` [B, m], -1 for none, into ``tokens`` [B, n] and ``probs`` [B, n, V].
 
-    laws and scores [m, V] are those after each row, and may be overwritten. Without replacement unless ``independent``;
-    where a law has nothing left, the token with the next best score follows for certain. ``random`` decides by
-    ``numbers``, whose ``last`` has one for each node.
+    laws and scores [B, m, V] are those after each row, and may be overwritten. Without replacement unless
+    ``independent``; where a law has nothing left, the token with the next best score follows for certain. ``random``
+    decides by ``numbers``, whose ``last`` has one for each node.
     """
     if laws.is_cuda:
         from triforce_chat.engine import kernels
@@ -172,17 +197,20 @@ def draw_children(
         how = kernels.Drawing(1.0, numbers.last)
         kernels.draw_children(scores, how, *shape, rows, 0, tokens, probs, independent, laws)
         return
-    first, following = shape.links.tolist()
-    for row, law, ranked in zip(rows.tolist(), laws, scores, strict=True):
-        left, node = law[None].clone(), first[row] if row >= 0 else -1
-        eldest = node
-        while node >= 0:
-            own = left if independent or node == eldest else distinct(left, ranked[None])
-            token = random.only(node).draw(own)
-            tokens[node], probs[node] = token[0], own[0]
-            if not independent:
-                left[0, token], ranked[token] = 0, -torch.inf
-            node = following[node + 1]
+    for at, ((first, following), own_rows) in enumerate(
+        zip(shape.links.tolist(), rows.tolist(), strict=True)
+    ):
+        decides = random.of(at)
+        for row, law, ranked in zip(own_rows, laws[at], scores[at], strict=True):
+            left, node = law[None].clone(), first[row] if row >= 0 else -1
+            eldest = node
+            while node >= 0:
+                own = left if independent or node == eldest else distinct(left, ranked[None])
+                token = decides.only(node).draw(own)
+                tokens[at, node], probs[at, node] = token[0], own[0]
+                if not independent:
+                    left[0, token], ranked[token] = 0, -torch.inf
+                node = following[node + 1]
 
 
 def distinct(left: Tensor, scores: Tensor) -> Tensor:
@@ -195,17 +223,18 @@ def distinct(left: Tensor, scores: Tensor) -> Tensor:
 def penalized_paths(
     logits: Tensor, answer: PenaltyContext | None, drafted: Tensor, lines: Tensor, penalty: float
 ) -> Tensor:
-    """Apply the repetition penalty to logits [m, V] of a tree's rows; returns at least fp32.
+    """Apply the repetition penalty to logits [B, m, V] of trees' rows; returns at least fp32.
 
-    To the tokens of the answer, and to those of ``drafted`` [n] that each row follows: ``lines`` [m, d], n for none.
+    To the tokens of each answer, and to those of ``drafted`` [B, n] that a row follows: ``lines`` [B, m, d], n if none.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if answer is None:
         return logits
-    nothing, (m, vocabulary), room = logits.shape[1], logits.shape, answer.tokens.shape[1]
+    (sequences, m, nothing), room = logits.shape, answer.tokens.shape[1]
     places = torch.arange(room, device=logits.device)
-    said = torch.where(places < answer.length[:, None], answer.tokens, nothing).expand(m, room)
-    seen = torch.cat([drafted, drafted.new_full((1,), nothing)])[lines]
-    known = torch.zeros(m, vocabulary + 1, dtype=torch.bool, device=logits.device)
-    known = known.scatter_(1, said, True).scatter_(1, seen, True)[:, :vocabulary]
+    said = torch.where(places < answer.length[:, None], answer.tokens, nothing)
+    ended = torch.cat([drafted, drafted.new_full((sequences, 1), nothing)], 1)
+    seen = ended.gather(1, lines.flatten(1)).view(lines.shape)
+    known = torch.zeros(sequences, m, nothing + 1, dtype=torch.bool, device=logits.device)
+    known = known.scatter_(2, said[:, None].expand(-1, m, -1), True).scatter_(2, seen, True)[..., :nothing]
     return torch.where(known, torch.where(logits > 0, logits / penalty, logits * penalty), logits)

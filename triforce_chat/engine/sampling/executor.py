@@ -6,7 +6,7 @@ may have any length; graphs have a few sizes, each captured ahead of its use or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -28,10 +28,13 @@ from triforce_chat.engine.sampling.ops import (
     warp,
 )
 from triforce_chat.engine.sampling.options import Sampling
-from triforce_chat.engine.tree import Family, Parents, family
+from triforce_chat.engine.tree import LONGEST_PATH, Family, Parents, families
 
 MOST = 1 << 30  # bytes of static buffers that are kept between answers
-LARGE_STEP = 16  # rows between two sizes beyond those of captured forwards
+LARGE_STEP = 16  # rows between two sizes beyond those that are listed
+# Where a verification waits for host memory, rows that nobody needs cost nothing beside that, but each size that is
+# captured in the midst of an answer costs as much as several tokens.
+FEW_SIZES = (1, 2, 4, 8, 16, 32, 64)
 NOT_FINITE = -1
 LEAST_ROOM = 2048  # tokens of an answer; each doubling needs another capture
 
@@ -55,7 +58,7 @@ class SamplerOutput(NamedTuple):
     # [B, n+4]: number of tokens to commit, the tokens of ``verify``, number of drafted tokens, and 1 if all is well, 0
     # if a top-p nucleus was cut short, NOT_FINITE if a committed token was drawn from no distribution; then the rows.
     packed: Tensor
-    # Of a tree: the rows [1, n+1] that the committed tokens come from, the last one repeated; None: the first ones.
+    # Of trees: the rows [B, n+1] that the committed tokens come from, the last one repeated; None: the first ones.
     rows: Tensor | None = None
 
 
@@ -104,7 +107,7 @@ class Verification:
         penalty, shape = self.sampling.repetition_penalty, draft.family
         if shape is None:
             return penalized(logits, context, draft.count, penalty)
-        return penalized_paths(logits[0], context, draft.tokens[0], shape.lines, penalty)[None]
+        return penalized_paths(logits, context, draft.tokens, shape.lines, penalty)
 
     def _finite(self, scores: Tensor, probs: Tensor, accepted: Tensor, rows: Tensor | None) -> Tensor:
         """Whether the model's scores made sense for all committed tokens: [B, 1].
@@ -157,10 +160,13 @@ class EagerExecutor:
 
 
 class GraphExecutor:
-    """Replays one CUDA graph per verification and size; the least recently used graphs are dropped."""
+    """Replays one CUDA graph per verification and size; the least recently used graphs are dropped.
 
-    def __init__(self, most: int = MOST) -> None:
-        self.most = most
+    ``sizes``: rows of chains that are captured; those of trees are the same everywhere.
+    """
+
+    def __init__(self, sizes: Sequence[int] = SIZES, most: int = MOST) -> None:
+        self.sizes, self.most = sizes, most
         self.made: dict[Hashable, dict[int, StaticVerification]] = {}  # in order of last use; then by rows
 
     def run(self, op: Verification, inputs: SamplerInputs, fill: Callable[[Uniforms], None]) -> SamplerOutput:
@@ -171,7 +177,7 @@ class GraphExecutor:
         return static()
 
     def unprepared(self, op: Verification, like: SamplerInputs, answer: int, rows: int) -> list[Preparation]:
-        room, rows = rounded_up(answer) if answer else 0, sized(like.draft, rows)
+        room, rows = rounded_up(answer) if answer else 0, self._rows(like.draft, rows)
         if rows in self.made.get(key_of(op, like, room), {}):
             return []
         return [partial(self._sized, op, like, room, rows)]
@@ -179,7 +185,12 @@ class GraphExecutor:
     def _static(self, op: Verification, inputs: SamplerInputs) -> StaticVerification:
         rows, penalty = inputs.logits.shape[1], inputs.penalty
         room = 0 if penalty is None else rounded_up(penalty.tokens.shape[1])
-        return self._sized(op, inputs, room, sized(inputs.draft, rows))
+        return self._sized(op, inputs, room, self._rows(inputs.draft, rows))
+
+    def _rows(self, draft: Draft, rows: int) -> int:
+        """The rows of the graph that verifies so many: one of the sizes, beyond those a coarser step."""
+        sizes = TREE_SIZES if draft.branching else self.sizes
+        return fitting(rows, sizes) or -(-rows // LARGE_STEP) * LARGE_STEP
 
     def _sized(self, op: Verification, like: SamplerInputs, room: int, rows: int) -> StaticVerification:
         key = key_of(op, like, room)
@@ -212,11 +223,6 @@ def key_of(op: Verification, like: SamplerInputs, room: int) -> Hashable:
     return op, len(logits), logits.shape[-1], logits.dtype, like.draft.probs.dtype, room, kind
 
 
-def sized(draft: Draft, rows: int) -> int:
-    """The rows of the graph that verifies so many: a captured size of chains or trees, beyond those a coarser step."""
-    return fitting(rows, TREE_SIZES if draft.branching else SIZES) or -(-rows // LARGE_STEP) * LARGE_STEP
-
-
 class StaticVerification:
     """The CUDA graph of a verification of a fixed number of rows; shorter drafts leave some rows unused."""
 
@@ -236,7 +242,7 @@ class StaticVerification:
                     draft.tokens.new_zeros(batch, rows - 1),
                     draft.probs.new_zeros(batch, rows - 1, vocabulary),
                     self.counts[0],
-                    shape=nobody(rows - 1, device) if draft.branching else None,
+                    shape=nobody(batch, rows - 1, device) if draft.branching else None,
                     independent=draft.independent,
                 ),
                 PenaltyContext(answer, self.counts[1]) if room else None,
@@ -245,7 +251,7 @@ class StaticVerification:
             )
             self.uniforms = Uniforms.empty(batch, rows - 1, device)
         self.filled: int | None = 0  # the host's number of drafted tokens in ``counts``; None: the device's
-        self.parents: Parents | None = None  # of the latest tree
+        self.trees: tuple[Parents, ...] = ()  # the latest
         self.op, self.random = op, op.randomness(self.uniforms)
         self.graph: Graph[SamplerOutput] = Graph(device, pool)
 
@@ -277,14 +283,13 @@ class StaticVerification:
             static.allowed[:, : n + 1] = allowed
 
     def _shape(self, draft: Draft) -> None:
-        """Take the shape of a tree; most have that of the last one."""
+        """Take the shapes of trees; most are those of the last ones."""
         mine = self.inputs.draft.shape
-        if mine is None or draft.parents == self.parents:
+        if mine is None or draft.trees == self.trees:
             return
-        assert draft.parents is not None
-        for static, given in zip(mine, family(draft.parents, *mine.room), strict=True):
+        for static, given in zip(mine, families(draft.trees, *mine.room), strict=True):
             fill(static, given)
-        self.parents = draft.parents
+        self.trees = draft.trees
 
     def __call__(self) -> SamplerOutput:
         return self.graph(self._work)
@@ -299,9 +304,9 @@ class StaticVerification:
         return logits.nbytes + self.inputs.draft.probs.nbytes + logits.numel() * torch.float32.itemsize
 
 
-def nobody(n: int, device: torch.device) -> Family:
-    """The shape of a tree without nodes, with room for up to n."""
-    return Family(*(each.to(device) for each in family((), n, n)))
+def nobody(trees: int, n: int, device: torch.device) -> Family:
+    """The shapes of trees without nodes, with room for up to n in each."""
+    return Family(*(each.to(device) for each in families(trees * [()], n, min(n, LONGEST_PATH))))
 
 
 def rounded_up(tokens: int) -> int:

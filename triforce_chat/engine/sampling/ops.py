@@ -39,6 +39,10 @@ class Randomness(Protocol):
         """The decisions on drafted token i alone: for p, q [B, 1], and to draw it where drawn tokens have numbers."""
         ...
 
+    def of(self, row: int) -> Randomness:
+        """The decisions on one sequence's tokens alone."""
+        ...
+
 
 class Uniforms(NamedTuple):
     """Uniform random numbers in [0, 1)."""
@@ -54,6 +58,9 @@ class Uniforms(NamedTuple):
 
     def only(self, i: int) -> Uniforms:
         return Uniforms(self.tests[:, i : i + 1], self.last[:, i : i + 1])
+
+    def of(self, row: int) -> Uniforms:
+        return Uniforms(self.tests[row : row + 1], self.last[row : row + 1])
 
     def accepts(self, p: Tensor, q: Tensor) -> Tensor:
         """Accept where ``U < p/q``; strictly, so that p = 0 never passes."""
@@ -79,6 +86,9 @@ class Greedy:
     """Decisions at temperature 0, where all distributions are one-hot: no random numbers are needed."""
 
     def only(self, i: int) -> Greedy:  # noqa: ARG002
+        return self
+
+    def of(self, row: int) -> Greedy:  # noqa: ARG002
         return self
 
     def accepts(self, p: Tensor, q: Tensor) -> Tensor:  # noqa: ARG002

@@ -10,7 +10,14 @@ from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.calibration import FORGET
-from triforce_chat.engine.speculation.cost_model import DISTURBED, FIRST, AcceptanceCurve, Average
+from triforce_chat.engine.speculation.cost_model import (
+    DISTURBED,
+    FIRST,
+    GUESS,
+    AcceptanceCurve,
+    Average,
+    Guess,
+)
 
 TRIALS = (1, 2)  # tokens of the first trials; the very first may have to prepare its sizes
 TRY_AGAIN = 16  # rounds after which a drafter that was not far off is tried again, doubled each time in vain
@@ -67,9 +74,14 @@ class Arm:
     # What a drafted token is expected to cost after so many, as a share of plain decoding's; 0: not known
     forecast: Callable[[int], float] = lambda _: 0.0
     hope: float = HOPE  # acceptance that is hoped for before the first tests
+    # Seconds per token by the drafter's own rounds, where it is a level, which makes rounds; 0: not known
+    pace: Callable[[], float] = lambda: 0.0
     cost: Average = field(default_factory=lambda: Average(FORGET))  # seconds per drafted token
+    # Seconds that a draft of a level takes beside its rounds: a launch, catching up, building a cache
+    overhead: Average = field(default_factory=lambda: Average(FORGET))
     excess: Average = field(default_factory=lambda: Average(FORGET))  # tokens drafted beyond those requested
-    curve: AcceptanceCurve = field(default_factory=AcceptanceCurve)
+    guess: Guess = GUESS
+    curve: AcceptanceCurve = field(init=False)
     trials: int = 0  # number of first trials so far
     again: bool = False  # whether the latest trial came after the first ones
     asked: bool = False  # whether it was ever asked to draft
@@ -77,18 +89,22 @@ class Arm:
     patience: int = TRY_AGAIN  # rounds until the next trial
     warmups: int = 1  # drafts to come that may include preparations, such as captures
 
+    def __post_init__(self) -> None:
+        self.curve = AcceptanceCurve(self.guess)
+
     @property
     def measured(self) -> bool:
         return self.cost.weight > 0
 
     def learn_cost(self, seconds: float, asked: int, made: int, now: int) -> None:
         """Learn what drafting ``made`` tokens cost in round ``now``; ``asked`` were requested."""
-        each, usual = seconds / made, self.cost.mean
+        each, usual, weight = self.pace() or seconds / made, self.cost.mean, FIRST if self.warmups else 1.0
+        self.overhead.add(min(seconds, OUTLIER * self.seconds(made) or seconds) - each * made, weight)
         if each < usual / (PREPARED if self.cost.weight > 1 else DISTURBED):
             self.cost.clear()
         elif usual:
             each = min(each, OUTLIER * usual)
-        self.cost.add(each, FIRST if self.warmups else 1.0)
+        self.cost.add(each, weight)
         self.warmups = max(0, self.warmups - 1)
         self.excess.add(made - asked)
         self.measured_at = now
@@ -99,22 +115,32 @@ class Arm:
         if self.again:
             self.patience *= 2
             self.cost.fade()
+            self.overhead.fade()
         else:
             self.trials += 1
 
-    def use_costs(self, cost: Average, excess: Average, now: int) -> None:
+    def use_costs(self, cost: Average, excess: Average, overhead: Average, now: int) -> None:
         """Go on from costs that were measured before, if they were; then no first trial is due."""
         if not cost.weight and self.measured:
             return
-        self.cost, self.excess, self.warmups = cost, excess, 1
+        self.cost, self.excess, self.overhead, self.warmups = cost, excess, overhead, 1
         if self.measured:
             self.trials, self.measured_at = len(TRIALS), now
 
+    def use_curve(self, curve: AcceptanceCurve) -> None:
+        """Go on from acceptance that was learnt before."""
+        curve.alike, self.curve = self.curve.alike, curve
+
     def restart(self) -> None:
         """Forget everything that was learnt."""
-        fresh = Arm(self.drafter)
-        self.cost, self.excess, self.curve, self.warmups = fresh.cost, fresh.excess, fresh.curve, 1
+        fresh = Arm(self.drafter, guess=self.guess)
+        self.cost, self.excess, self.overhead = fresh.cost, fresh.excess, fresh.overhead
+        self.curve, self.warmups = fresh.curve, 1
         self.trials, self.again, self.asked, self.measured_at, self.patience = 0, False, False, 0, TRY_AGAIN
+
+    def seconds(self, made: int) -> float:
+        """What a draft of that many tokens is expected to take, as far as it is known."""
+        return max(0.0, self.overhead.mean) + self.cost.mean * made if made else 0.0
 
     def makes(self, n: int) -> int:
         """Number of tokens to expect when n are requested: what long drafts fell short of, short ones need not."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -70,13 +71,14 @@ class LevelTimes:
     undrafted: Average  # per token decoded without drafts, with overlapping forwards
     costs: tuple[Average, ...] = ()  # per token drafted by each arm
     excess: tuple[Average, ...] = ()  # tokens drafted by each arm beyond those requested
+    overheads: tuple[Average, ...] = ()  # of each draft by each arm, beside its tokens' costs
     trees: TreeTimes | None = None  # of a level for which trees are drafted
 
     @staticmethod
     def unknown(arms: int) -> LevelTimes:
         """Of a level with so many arms that was never measured."""
-        costs, excess = ([Average(FORGET) for _ in range(arms)] for _ in range(2))
-        return LevelTimes(StepTimes(), Average(FORGET), Average(FORGET), tuple(costs), tuple(excess))
+        costs, excess, overheads = (tuple(Average(FORGET) for _ in range(arms)) for _ in range(3))
+        return LevelTimes(StepTimes(), Average(FORGET), Average(FORGET), costs, excess, overheads)
 
     @property
     def known(self) -> bool:
@@ -89,6 +91,7 @@ class LevelTimes:
             "undrafted": self.undrafted.plain(),
             "costs": [each.plain() for each in self.costs],
             "excess": [each.plain() for each in self.excess],
+            "overheads": [each.plain() for each in self.overheads],
             **({"trees": self.trees.plain()} if self.trees else {}),
         }
 
@@ -110,12 +113,16 @@ def _times(plain: dict[str, Any], steps: type[StepTimes], average: type[Average]
     def seconds(each: Sequence[float]) -> Average:
         return average.of(each, FORGET, STORED_TIMES)
 
+    def overhead(each: Sequence[float]) -> Average:
+        return average.of(each, FORGET, STORED_TIMES, -math.inf)
+
     return LevelTimes(
         steps.of(plain["steps"]),
         seconds(plain["gap"]),
         seconds(plain["undrafted"]),
         tuple(map(seconds, plain["costs"])),
         tuple(Average.of(each, FORGET, STORED_TIMES, NEGATIVE) for each in plain["excess"]),
+        tuple(map(overhead, plain.get("overheads") or len(plain["costs"]) * [[0.0, 0.0]])),
         TreeTimes.of(plain["trees"]) if "trees" in plain else None,
     )
 

@@ -147,8 +147,8 @@ class Calibrator:
     def __init__(self, builder: Builder, top: Speculative, store: CalibrationStore) -> None:
         """``builder`` has just built the stack that begins with ``top``."""
         self.top, self.caches, self.group, self.store = top, builder.caches, builder.group, store
-        # One entry serves repeatable answers and others.
-        self.options = replace(builder.options, repeatable=False)
+        # One entry serves repeatable answers and others, of a sequence alone and beside others.
+        self.options = replace(builder.options.beside(1), repeatable=False)
         self.repeatable = builder.options.repeatable
         self.levels = [*builder.planners.values()]
         self.planners = {name: each for name, each in builder.planners.items() if each.learns}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,10 +28,24 @@ FIRST = (
 # expected shows that earlier times were disturbed.
 DISTURBED = 1.25
 
-GUESS = 0.8  # acceptance until verdicts come
-GUESS_WEIGHT = 3.0  # tests that the guess counts for
-FEW_TESTS = 8.0  # the guess included; so few may all have failed by bad luck
-NEIGHBOUR_WEIGHT = 6.0  # tests that the acceptance of the positions in front counts for
+
+class Guess(NamedTuple):
+    """Acceptance until verdicts come, and how many tests that counts for."""
+
+    rate: float
+    tests: float
+
+
+GUESS = Guess(
+    0.8, 3.0
+)  # a draft model's tokens are right in half of the cases or in nearly all, as the text is
+# A level is the model that verifies it with a part of its cache or of its bits: its tokens are nearly always right, and
+# a few that were not say little.
+LEVEL_GUESS = Guess(0.92, 16.0)
+FEW_TESTS = 5.0  # so few may all have failed by bad luck
+NEIGHBOUR_WEIGHT = (
+    6.0  # tests that the acceptance of the positions in front counts for, or as many as the guess does
+)
 FORGET_POSITION = 0.975  # weight of the past at each test of a position
 FORGET_OVERALL = 0.995  # the same over all positions
 
@@ -232,8 +246,9 @@ class AcceptanceCurve:
     never tested and teach nothing.
     """
 
-    def __init__(self, guess: float = GUESS) -> None:
-        self.overall = Average(FORGET_OVERALL, GUESS_WEIGHT, GUESS_WEIGHT * guess)
+    def __init__(self, guess: Guess = GUESS) -> None:
+        self.overall = Average(FORGET_OVERALL, guess.tests, guess.tests * guess.rate)
+        self.alike = max(NEIGHBOUR_WEIGHT, guess.tests)  # tests that neighbouring positions count for
         self.positions: list[Average] = []
 
     def learn(self, proposed: int, accepted: int) -> None:
@@ -243,20 +258,30 @@ class AcceptanceCurve:
             position.add(i < accepted)
             self.overall.add(i < accepted)
 
-    def chances(self, n: int) -> list[float]:
-        """Of the first 1 .. n tokens: [n], decreasing."""
-        passing, rate = [], self.overall.mean
+    def chances(self, n: int, hope: float = 0.0) -> list[float]:
+        """Of the first 1 .. n tokens: [n], decreasing.
+
+        ``hope``: as if the tests so far had been unlucky by so many standard deviations. How easy a text is moves the
+        rates of all positions together.
+        """
+        passing, rate, lift = [], self.overall.mean, self._lift(hope) if hope else 0.0
         for i in range(n):
             if i < len(self.positions):
                 position = self.positions[i]
-                rate = (position.total + NEIGHBOUR_WEIGHT * rate) / (position.weight + NEIGHBOUR_WEIGHT)
-            passing.append(rate)
+                rate = (position.total + self.alike * rate) / (position.weight + self.alike)
+            passing.append(rate + lift * (1 - rate))
         return list(accumulate(passing, mul))
+
+    def _lift(self, hope: float) -> float:
+        """The share of its errors that a drafter would not make."""
+        failing = 1 - self.overall.mean
+        deviation = math.sqrt(max(0.0, failing * (1 - failing)) / (1 + self.overall.weight))
+        return min(1.0, hope * deviation / failing) if failing > 0 else 0.0
 
     @property
     def tested(self) -> bool:
         """Whether it knows enough to count for more than a guess."""
-        return self.overall.weight > FEW_TESTS
+        return sum(position.weight for position in self.positions) > FEW_TESTS
 
     def plain(self) -> dict[str, Any]:
         """The means and weights over all positions and of each one."""

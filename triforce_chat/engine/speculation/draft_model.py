@@ -106,8 +106,7 @@ class DraftModel:
     def _together(
         self, op: Verification, room: int, n: int, given: Sequence[Given]
     ) -> list[tuple[Tensor, Tensor]]:
-        tokens, probs = self._graph(op, room, n)(given)
-        return [*zip(tokens.clone().split(1), probs.clone().split(1), strict=True)][: len(given)]
+        return split(self._graph(op, room, n)(given), len(given))
 
     @property
     def graphs(self) -> DraftGraphs:
@@ -158,6 +157,12 @@ class DraftModel:
         pass
 
 
+def split(drafts: tuple[Tensor, Tensor], count: int) -> list[tuple[Tensor, Tensor]]:
+    """The tokens and distributions of the first ``count`` sequences, in memory of their own."""
+    tokens, probs = drafts
+    return [*zip(tokens.clone().split(1), probs.clone().split(1), strict=True)][:count]
+
+
 class Given(NamedTuple):
     """What one sequence drafts after; the shapes are those of a single sequence."""
 
@@ -187,8 +192,48 @@ class DraftGraphs:
         return pool_of(each.graph for graphs in self.made.values() for each in graphs.values())
 
 
+class DraftInputs:
+    """Static inputs of captured drafts: a row for each sequence of ``forward``.
+
+    Every draft feeds the last token and ``depth`` before it, and draws ``numbers`` random numbers.
+    """
+
+    def __init__(
+        self,
+        forward: LoopForward,
+        device: torch.device,
+        depth: int,
+        numbers: int,
+        op: Verification,
+        room: int,
+    ) -> None:
+        self.forward, rows = forward, forward.sequences
+        with torch.inference_mode(False):  # otherwise they could only be written to in inference mode
+            self.ids = torch.zeros(rows, depth + 1, dtype=torch.long, device=device)
+            answer = torch.zeros(rows, room, dtype=torch.long, device=device)
+            length = torch.zeros(rows, dtype=torch.long, device=device)
+            last = torch.zeros(rows, numbers, dtype=torch.float64, device=device)
+            self.forced = torch.zeros(rows, depth, dtype=torch.long, device=device) if op.forced else None
+        self.penalty = PenaltyContext(answer, length) if room else None
+        self.uniforms = Uniforms.empty(rows, 0, device)._replace(last=last)
+
+    def take(self, given: Sequence[Given]) -> None:
+        """Fill the first rows."""
+        count = len(given)
+        self.forward.aim([each.cache for each in given], joined([each.offset for each in given]))
+        self.ids[:count] = joined([each.ids for each in given])
+        if self.penalty is not None:
+            context = penalty_of([each.penalty for each in given if each.penalty is not None])
+            self.penalty.tokens[:count, : context.tokens.shape[1]] = context.tokens
+            self.penalty.length[:count] = context.length
+        if self.forced is not None:
+            self.forced[:count] = joined([each.forced for each in given if each.forced is not None])
+        for row, each in enumerate(given):
+            each.fill(self.uniforms.of(row))
+
+
 class DraftGraph:
-    """The CUDA graph of drafts of n tokens, with its static input buffers: a row for each sequence of ``forward``."""
+    """The CUDA graph of drafts of n tokens by each sequence of ``forward``."""
 
     def __init__(
         self,
@@ -201,15 +246,9 @@ class DraftGraph:
     ) -> None:
         self.n, self.op, self.forward = n, op, forward
         device, rows = nothing.tokens.device, forward.sequences
-        with torch.inference_mode(False):  # otherwise they could only be written to in inference mode
+        self.inputs = DraftInputs(forward, device, n, n, op, room)
+        with torch.inference_mode(False):
             self.nothing = Draft(nothing.tokens.expand(rows, 0), nothing.probs.expand(rows, -1, -1))
-            self.ids = torch.zeros(rows, n + 1, dtype=torch.long, device=device)
-            answer = torch.zeros(rows, room, dtype=torch.long, device=device)
-            length = torch.zeros(rows, dtype=torch.long, device=device)
-            last = torch.zeros(rows, n, dtype=torch.float64, device=device)
-            self.forced = torch.zeros(rows, n, dtype=torch.long, device=device) if op.forced else None
-        self.penalty = PenaltyContext(answer, length) if room else None
-        self.uniforms = Uniforms.empty(rows, 0, device)._replace(last=last)
         self.graph: Graph[tuple[Tensor, Tensor]] = Graph(device, pool)
 
     def capture(self, cache: StreamingCache) -> None:
@@ -219,17 +258,7 @@ class DraftGraph:
 
     def __call__(self, given: Sequence[Given]) -> tuple[Tensor, Tensor]:
         """The drafted tokens [B, n] and distributions [B, n, V]; the first rows are those of ``given``."""
-        count = len(given)
-        self.forward.aim([each.cache for each in given], joined([each.offset for each in given]))
-        self.ids[:count] = joined([each.ids for each in given])
-        if self.penalty is not None:
-            context = penalty_of([each.penalty for each in given if each.penalty is not None])
-            self.penalty.tokens[:count, : context.tokens.shape[1]] = context.tokens
-            self.penalty.length[:count] = context.length
-        if self.forced is not None:
-            self.forced[:count] = joined([each.forced for each in given if each.forced is not None])
-        for row, each in enumerate(given):
-            each.fill(Uniforms(self.uniforms.tests[row : row + 1], self.uniforms.last[row : row + 1]))
+        self.inputs.take(given)
         return self.graph(self._work)
 
     @torch.inference_mode()
@@ -241,12 +270,12 @@ class DraftGraph:
         from triforce_chat.engine import kernels
 
         sampling, (rows, _, vocabulary) = self.op.sampling, self.nothing.probs.shape
-        since = None if self.penalty is None else kernels.since_written(*self.penalty, vocabulary)
-        penalty = sampling.repetition_penalty
-        how = kernels.Drawing(sampling.temperature, self.uniforms.last, penalty, since, self.forced)
-        tokens = self.ids.new_empty(rows, self.n)
+        given, penalty = self.inputs, sampling.repetition_penalty
+        since = None if given.penalty is None else kernels.since_written(*given.penalty, vocabulary)
+        how = kernels.Drawing(sampling.temperature, given.uniforms.last, penalty, since, given.forced)
+        tokens = given.ids.new_empty(rows, self.n)
         probs = self.nothing.probs.new_empty(rows, self.n, vocabulary)
-        last = self.ids
+        last = given.ids
         for step in range(self.n):
             logits = self.forward(last, self.n + step if step else 0)
             kernels.draw_token(logits[:, 0], how, step, tokens, probs)
@@ -254,14 +283,15 @@ class DraftGraph:
         return tokens, probs
 
     def _by_operations(self) -> tuple[Tensor, Tensor]:
+        given = self.inputs
+
         def feed(ids: Tensor, step: int) -> Tensor:
-            return self.forward(ids, self.n + step) if step else self.forward(self.ids, 0)
+            return self.forward(ids, self.n + step) if step else self.forward(given.ids, 0)
 
         def sample(inputs: SamplerInputs, step: int) -> SamplerOutput:
-            uniforms = self.uniforms._replace(last=self.uniforms.last[:, step : step + 1])
-            return self.op(inputs, self.op.randomness(uniforms))
+            return self.op(inputs, self.op.randomness(given.uniforms.only(step)))
 
-        draft = draft_tokens(self.n, feed, sample, self.penalty, self.nothing, self.forced)
+        draft = draft_tokens(self.n, feed, sample, given.penalty, self.nothing, given.forced)
         return draft.tokens, draft.probs
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from triforce_chat.engine.speculation.arm import Arm
+from triforce_chat.engine.speculation.arm import OUTLIER, Arm
 from triforce_chat.engine.speculation.calibration import LevelAcceptance, LevelTimes
-from triforce_chat.engine.speculation.cost_model import STALE, AcceptanceCurve
+from triforce_chat.engine.speculation.cost_model import STALE, AcceptanceCurve, Average
 from triforce_chat.engine.speculation.exploration import AHEAD, Exploration
 from triforce_chat.engine.speculation.investment import Investment
 from triforce_chat.engine.speculation.lookup import NgramLookup
@@ -18,6 +18,7 @@ from triforce_chat.engine.speculation.tree_rates import eldest_line
 
 FORGET_RECORD = 0.98  # weight of the past in the record of lookup
 FORGET_UNUSED = 0.997  # weight of the past in a round without lookup
+FORGET_PACE = 0.97  # weight of the past at each round
 CANDID = 3.0  # looked-up tokens for which the predicted acceptance is trusted as it is
 
 
@@ -49,6 +50,7 @@ class Experience:
         self.hoped = self.came = CANDID  # looked-up tokens: expected to be accepted, and accepted
         self.agenda: deque[Plan] = deque()  # rounds that a calibration prescribes
         self.exploration = Exploration()
+        self.round_seconds, self.round_tokens = Average(FORGET_PACE), Average(FORGET_PACE)
 
     # Figures that outlive this process
 
@@ -66,8 +68,10 @@ class Experience:
     def known_times(self) -> LevelTimes:
         """A copy of the times as they are now."""
         costs, excess = tuple(arm.cost for arm in self.arms), tuple(arm.excess for arm in self.arms)
+        overheads = tuple(arm.overhead for arm in self.arms)
         trees = None if self.trees is None else self.trees.costs
-        return LevelTimes(self.times.steps, self.times.gap, self.times.undrafted, costs, excess, trees).copy()
+        times = self.times.steps, self.times.gap, self.times.undrafted
+        return LevelTimes(*times, costs, excess, overheads, trees).copy()
 
     @property
     def known_acceptance(self) -> LevelAcceptance:
@@ -80,8 +84,9 @@ class Experience:
     def use_times(self, known: LevelTimes) -> None:
         """Go on from times that were measured before, and change them unless they are fixed."""
         self.times.use(known)
-        for arm, cost, excess in zip(self.arms, known.costs, known.excess, strict=False):
-            arm.use_costs(cost, excess, self.rounds)
+        each = zip(self.arms, known.costs, known.excess, known.overheads, strict=False)
+        for arm, cost, excess, overhead in each:
+            arm.use_costs(cost, excess, overhead, self.rounds)
         if self.trees is not None and known.trees is not None:
             self.trees.use_costs(known.trees)
 
@@ -90,7 +95,7 @@ class Experience:
         own = known.copy()
         self.blend, (self.hoped, self.came) = own.blend, own.record
         for arm, curve in zip(self.arms, own.curves, strict=False):
-            arm.curve = curve
+            arm.use_curve(curve)
         if self.lookup is not None and own.rates:
             self.lookup.go_on(own.rates)
         if self.trees is not None and own.ranks is not None:
@@ -103,14 +108,20 @@ class Experience:
 
         A drafted token that cost more than one of plain decoding is taken to cost as much: something was prepared then.
         """
-        each = min(arm.cost.mean, self.times.plain_seconds) if arm.measured else self.times.plain_seconds
-        return self.loss(n, each, best, sum(arm.curve.chances(n)))
+        dear = n * self.times.plain_seconds
+        drafting = min(arm.seconds(n), dear) if arm.measured else dear
+        return self.loss(n, drafting, best, sum(arm.curve.chances(n)))
 
-    def loss(self, n: int, each: float, best: float, accepted: float) -> float:
-        """Seconds by which n drafted tokens, of so many seconds each, take longer than the best plan for as many."""
+    def loss(self, n: int, drafting: float, best: float, accepted: float) -> float:
+        """Seconds by which n tokens, drafted in so many seconds, take longer than the best plan for as many."""
         first, more = self.times.step(self.rounds)
-        seconds = first + self.times.interruption(self.rounds) + (more + each) * n
+        seconds = first + self.times.interruption(self.rounds) + more * n + drafting
         return seconds - self.sequences * (1 + accepted) / best if best else 0.0
+
+    @property
+    def pace(self) -> float:
+        """Seconds per token of its rounds, lately: all of their seconds by all of their tokens; 0 before the first."""
+        return self.round_seconds.total / self.round_tokens.total if self.round_tokens.total else 0.0
 
     @property
     def record(self) -> float:
@@ -148,6 +159,7 @@ class Experience:
         self._explored(plan, drafted)
         timed = timed or self.investment.unlimited
         if timed:
+            self._learn_pace(drafting + verifying + self.times.gap.mean, 1 + accepted)
             self._surveyed(drafted)
             self.times.waited(self.rounds)
             self._learn_step(plan, drafted, verifying)
@@ -167,6 +179,8 @@ class Experience:
                 arm.drafter.judged(drafted, accepted)
             return
         self._learn_chain(drafted, accepted)
+        # First, as then a level knows what its rounds took.
+        arm.drafter.judged(drafted, accepted)
         if drafted and timed:
             arm.learn_cost(drafting, plan.n, drafted, self.rounds)
         elif plan.trial if drafted else plan.n and not arm.asked:
@@ -174,7 +188,11 @@ class Experience:
             arm.trials = max(0, arm.trials - 1)
         arm.asked = arm.asked or plan.n > 0
         arm.curve.learn(drafted, accepted)
-        arm.drafter.judged(drafted, accepted)
+
+    def _learn_pace(self, seconds: float, tokens: int) -> None:
+        usual = self.round_seconds.mean
+        self.round_seconds.add(min(seconds, OUTLIER * usual or seconds))
+        self.round_tokens.add(tokens)
 
     def _learn_step(self, plan: Plan, drafted: int, verifying: float) -> None:
         """Learn what a verification took; that of a tree says little of a chain's where there are both."""
@@ -237,6 +255,7 @@ class Experience:
         self.rounds += 1
         timed = timed or self.investment.unlimited
         if timed:
+            self._learn_pace(drafting + verifying, 1 + accepted)
             self._learn_step(plan, plan.n, verifying)
         if not plan.n:
             self._learn_rival(False)
@@ -275,7 +294,7 @@ class Experience:
         loss = self._plain_loss if plan.plain else 0.0
         if arm is not None and plan.trial and arm.again and self.habit.rate:
             loss = self.further_loss(arm, drafted, self.habit.rate)
-        self.exploration.passes(first + (more + (arm.cost.mean if arm else 0.0)) * drafted, loss)
+        self.exploration.passes(first + more * drafted + (arm.seconds(drafted) if arm else 0.0), loss)
         self.times.in_a_row = 0
 
     def _expect(
@@ -292,6 +311,7 @@ class Experience:
         chances = arm.curve.chances(drafted) if arm else self.hopes(match, drafted)
         record = 1.0 if arm else self.record
         tokens = 1 + (record * sum(chances) if known else accepted)
-        (first, more), each = self.times.round(self.rounds), arm.cost.mean if arm else 0.0
-        seconds = first + (more + each) * drafted if known else drafting + verifying
+        first, more = self.times.round(self.rounds)
+        drafts = arm.seconds(drafted) if arm else 0.0
+        seconds = first + more * drafted + drafts if known else drafting + verifying
         self.expected = Expected(self.expected.seconds + seconds, self.expected.tokens + tokens)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from triforce_chat.engine.speculation.arm import FAR_OFF, NOT_FAR_OFF, TRIALS, TRY_AGAIN, Arm
-from triforce_chat.engine.speculation.cost_model import AcceptanceCurve
+from triforce_chat.engine.speculation.cost_model import GUESS, AcceptanceCurve
 from triforce_chat.engine.speculation.round_times import AT_MOST
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ ALREADY = 2.0
 RISKED, CHEAP = 0.25, 1 / 16
 AHEAD = 2  # tokens of a trial of plain decoding ahead of the host, the first of which waits for its launch
 
+UNLUCKY = 0.7  # standard deviations by which the tests of a drafter may have been unlucky
 DOUBT = 2.0  # what was measured in an answer's first rounds alone may be so many times slower than it is
 
 Trial = tuple[Arm | None, int]  # who drafts how many tokens; nobody none, to measure plain decoding
@@ -92,8 +93,8 @@ class Exploration:
     def _first(self, planner: Planner, arm: Arm, best: Plan, most: int, length: int) -> int:
         """Tokens of a trial of an arm that is hardly known; 0 if it has to wait, or is not worth it."""
         (step, more), forecast = planner.times.step(planner.rounds), arm.forecast(length)
-        curve = arm.curve if arm.curve.tested else AcceptanceCurve(arm.hope)
-        hopes = planner.rates(arm, most, forecast * step, curve)
+        curve = arm.curve if arm.curve.tested else AcceptanceCurve(GUESS._replace(rate=arm.hope))
+        hopes = planner.rates(arm, most, lambda made: forecast * step * made, curve)
         hoped = max(hopes, key=hopes.__getitem__)
         each = forecast + more / step if forecast else math.inf
         few, many = first_lengths(min(TRIALS[arm.trials], most), hopes, hoped, each)
@@ -107,7 +108,7 @@ class Exploration:
         if early or not n:
             return 0
         won = planner.expected_rest * (1 / best.rate - 1 / hopes[hoped]) if best.rate else math.inf
-        loss = planner.loss(n, forecast * step or step, best.rate, 0.0)
+        loss = planner.loss(n, n * (forecast * step or step), best.rate, 0.0)
         return n if self.worth(loss, won) else 0
 
     def _further(self, planner: Planner, arm: Arm, best: float, most: int) -> int:
@@ -128,10 +129,15 @@ class Exploration:
         return n if able or self.worth(loss, planner.expected_rest * (1 / best - 1 / hoped)) else 0
 
     def _hoped(self, planner: Planner, arm: Arm, most: int) -> float:
-        """What an arm would promise if its first trials were disturbed; 0 if others followed, or there were none."""
-        if not arm.measured or arm.patience > TRY_AGAIN:
+        """What an arm would promise if its tests were unlucky and, before others followed, its first trials disturbed.
+
+        0 if there were none.
+        """
+        if not arm.measured:
             return 0.0
-        return max(planner.rates(arm, most, arm.cost.mean / DOUBT, arm.curve).values())
+        doubt = DOUBT if arm.patience <= TRY_AGAIN else 1.0
+        rates = planner.rates(arm, most, lambda made: arm.seconds(made) / doubt, arm.curve, UNLUCKY)
+        return max(rates.values())
 
     def _plain_is_due(self, planner: Planner, best: float) -> bool:
         """Whether plain decoding is to be measured again, which promises less than ``best`` tokens a second.

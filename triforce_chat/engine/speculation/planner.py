@@ -8,7 +8,7 @@ output stays exact.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -20,6 +20,7 @@ from triforce_chat.engine.speculation.experience import Experience
 from triforce_chat.engine.speculation.investment import Investment, Lacking, nothing_lacking
 from triforce_chat.engine.speculation.lookup import CUTOFF, NgramLookup
 from triforce_chat.engine.speculation.plan import NEVER, Plan, Proposals, sizes
+from triforce_chat.engine.speculation.stack_specs import LONGEST_BRANCH, MAX_TREE
 from triforce_chat.engine.speculation.survey import EVERYTHING, prescribe
 from triforce_chat.engine.speculation.tree_plan import RoundCosts, TreePlan
 from triforce_chat.engine.tree import Parents
@@ -60,6 +61,7 @@ class Planner(Experience):
         self.most = (gamma or most) if arms or lookup else 0
         self.may_be_plain, self.proposals = plain, Proposals()
         self.overlaps = False  # whether its level decodes ahead of the host where nothing is drafted
+        self.room = MAX_TREE  # tokens of a tree that its level's cache has room for
 
     @property
     def outlook(self) -> tuple[float, float]:
@@ -93,7 +95,7 @@ class Planner(Experience):
     @property
     def plans_together(self) -> bool:
         """Whether its rounds may depend on other sequences: not where a seed is to give the same tokens every time."""
-        return self.gamma is None and not self.investment.unlimited and self.trees is None
+        return (self.gamma is None or self.trees is not None) and not self.investment.unlimited
 
     @property
     def expected_rest(self) -> int:
@@ -151,7 +153,7 @@ class Planner(Experience):
     def _fixed(self, most: int, match: int) -> Plan:
         arm, n = self.first, min(most, self.most)
         if arm is not None and self.trees is not None and n > 0:
-            return self.tree(arm, self.trees, min(self.most, self.trees.most(most)), match)
+            return self.tree(arm, self.trees, min(self.most, self.room, self.trees.most(most)), match)
         if arm is None and self.lookup:
             n = sum(chance >= CUTOFF for chance in self.lookup.survival(match, n)) if match else 0
         return Plan(n, arm)
@@ -211,7 +213,7 @@ class Planner(Experience):
         return Plan(n, rate=rates[n])
 
     def _drafted(self, arm: Arm, most: int) -> Plan:
-        rates = self.rates(arm, most, arm.cost.mean, arm.curve)
+        rates = self.rates(arm, most, arm.seconds, arm.curve)
         appeal = {n: rate * self._habit(arm, n) for n, rate in rates.items()}
         n = self.best(arm, appeal)
         if not n and self.may_be_plain:
@@ -219,14 +221,21 @@ class Planner(Experience):
         n = n or self.least_lacking(arm, appeal)
         return Plan(n, arm, rates[n])
 
-    def rates(self, arm: Arm, most: int, each: float, curve: AcceptanceCurve) -> dict[int, float]:
-        """Expected tokens per second by the number of tokens that the arm is asked for, each of which costs so much."""
-        hopes = [0.0, *accumulate(curve.chances(arm.makes(most)))]
+    def rates(
+        self,
+        arm: Arm,
+        most: int,
+        seconds: Callable[[int], float],
+        curve: AcceptanceCurve,
+        hope: float = 0.0,
+    ) -> dict[int, float]:
+        """Expected tokens per second by the number of tokens that the arm is asked for; ``seconds``: of a draft."""
+        hopes = [0.0, *accumulate(curve.chances(arm.makes(most), hope))]
         (first, more), all_ = self.times.step(self.rounds), self.sequences
         # All that an answer lacks is a choice, too: another round may cost a second.
         lengths = {*sizes(1, most), *([most] if 0 < most < self.most else [])}
         made = {n: arm.makes(n) for n in sorted(lengths)}
-        return {n: all_ * (1 + hopes[m]) / (first + (more + each) * m) for n, m in made.items()}
+        return {n: all_ * (1 + hopes[m]) / (first + more * m + seconds(m)) for n, m in made.items()}
 
     def _appeal(self, plan: Plan) -> float:
         """The expected rate, with a bonus for the current plan: the best of many noisy estimates is overestimated."""
@@ -280,9 +289,9 @@ class Planner(Experience):
 
     def tree(self, arm: Arm, trees: TreePlan, n: int, match: int) -> Plan:
         """A tree of at most n tokens, up to half of which are looked up."""
-        branch = sum(chance >= CUTOFF for chance in self.hopes(match, n // 2))
+        branch = sum(chance >= CUTOFF for chance in self.hopes(match, min(n // 2, LONGEST_BRANCH)))
         costs = self._tree_costs(arm, trees)
-        parents = trees.shape(n - branch, costs)
+        parents = trees.shape(n, costs, branch)
         return Plan(len(parents), arm, trees.rate(parents, costs), parents=parents, branch=branch)
 
     def _tree_costs(self, arm: Arm, trees: TreePlan) -> RoundCosts:
@@ -297,7 +306,7 @@ class Planner(Experience):
         trees, arm = self.trees, self.first
         if trees is None or arm is None or not chain.rate or most < 1 or self.agenda:
             return chain
-        tree = self.tree(arm, trees, trees.most(most), match)
+        tree = self.tree(arm, trees, min(self.room, trees.most(most)), match)
         how = tree.rate, chain.rate, self.rounds, chain.rounds, trees.measured
         if not tree.rate or not trees.rivalry.drafts_tree(*how):
             return chain
@@ -315,4 +324,5 @@ class Planner(Experience):
     def next_tree(self) -> Parents:
         """The shape that the next round drafts if it drafts a tree, without looked-up tokens."""
         assert self.trees is not None
-        return self.tree(self.arms[0], self.trees, self.trees.most(self.trees.options.most), 0).parents
+        most = min(self.room, self.trees.most(self.trees.options.most))
+        return self.tree(self.arms[0], self.trees, most, 0).parents

@@ -81,6 +81,16 @@ def rounds_together(wishes: Sequence[Wish]) -> list[tuple[int, int]]:
     return count * [(drafted, min(rounds, leading.proposals.most // (drafted + 1)))]
 
 
+def agreed_on_trees(planner: Planner, plan: Plan, rounds: int) -> Plan:
+    """That plan with as many rounds as ``mean_rounds`` found, if it has any."""
+    return replace(plan, rounds=min(plan.rounds and rounds, planner.proposals.most // plan.longest))
+
+
+def mean_rounds(each: Sequence[int]) -> list[tuple[int]]:
+    """The rounds of all sequences whose trees are drafted together: what each has planned, on average."""
+    return len(each) * [(round(sum(each) / len(each)),)]
+
+
 def _several_trees(planner: Planner, trees: TreePlan, tree: Plan, n: int, length: int) -> Plan:
     """Rounds that each draft that tree."""
     if length < tree.longest:  # the draft feeds as many tokens again

@@ -44,7 +44,16 @@ from triforce_chat.engine.speculation.cost_model import Clock, clock_of
 from triforce_chat.engine.speculation.lookup import Match
 from triforce_chat.engine.speculation.plan import NEVER, Plan
 from triforce_chat.engine.speculation.planner import Planner
-from triforce_chat.engine.speculation.rounds_ahead import Wish, agreed, intended, rounds_together, several
+from triforce_chat.engine.speculation.rounds_ahead import (
+    Wish,
+    agreed,
+    agreed_on_trees,
+    intended,
+    mean_rounds,
+    rounds_together,
+    several,
+)
+from triforce_chat.engine.speculation.stack_specs import MAX_TREE
 from triforce_chat.engine.speculation.tree_draft import grafted
 from triforce_chat.engine.speculation.tree_plan import TreePlan
 from triforce_chat.engine.tree import Parents, levels, verified
@@ -193,7 +202,7 @@ class Speculative:
                 self.cache.drafted(len(fed) - n, draft.count)
             if draft.parents is None:
                 return self.model(fed[None], self.cache, n + 1)
-            if self.model.captures:  # whose graphs of trees take the tree alone
+            if self.model.places_on_device:  # whose graphs of trees take the tree alone
                 feed(self.model, self.cache, fed[: -n - 1])
                 fed = fed[-n - 1 :]
             return self.model(fed[None], self.cache, n + 1, tree=verified(draft.parents, len(fed) - n))
@@ -281,11 +290,20 @@ class Speculative:
 
     def _choose(self, seq: TokenBuffer, end: int, match: int) -> Plan:
         self.planner.sequences = self.model.sequences
+        if self.planner.trees is not None:
+            self.planner.room = self._room(seq.known)
         most = min(self._most(self.model.sequences), end - seq.known - 1)
         return self.planner.choose(seq.known - self.cache.forgotten, most, match)
 
+    def _room(self, known: int) -> int:
+        """Tokens of a captured tree after so many that the cache has slots for."""
+        slot = self.cache.write_slot() if self.model.places_on_device else None
+        return MAX_TREE if slot is None else slot.room - (known - self.cache.length)
+
     def _most(self, sequences: int) -> int:
         """Tokens that a round may draft where forwards of so many sequences run together."""
+        if sequences == 1:
+            return self.planner.widest
         slot = self.cache.write_slot() if self.model.places_on_device else None
         apart = slot is not None and slot.prefix is None
         return min(self.planner.widest, rows_each(sequences, apart) - 1)
@@ -431,6 +449,10 @@ class Speculative:
         """The rounds of a proposal: the same for all sequences that propose at the same time."""
         if self.model.captures or not self.planner.plans_together:
             return several(self.planner, n, length)
+        if self.planner.trees is not None:
+            plan = several(self.planner, n, length)
+            agreed_rounds = self.model.together(self.cache, "trees", mean_rounds, plan.rounds)
+            return agreed_on_trees(self.planner, plan, *agreed_rounds)
         wish = Wish(self.planner, n, length)
         return agreed(self.planner, *self.model.together(self.cache, "rounds", rounds_together, wish))
 
@@ -522,7 +544,7 @@ class Speculative:
     ) -> list[Preparation]:
         """``_lacked`` where a tree of that shape is drafted."""
         rows = 1 + len(parents)
-        empty = replace(self.nothing, shape=nobody(0, self.model.device), independent=trees.independent)
+        empty = replace(self.nothing, shape=nobody(1, 0, self.model.device), independent=trees.independent)
         like = self._like._replace(draft=empty)
         own = [*self.model.unprepared(self.cache, rows, True), *sampler.unprepared(like, length, rows)]
         return [*own, *trees.unprepared(length, parents, sampler)]

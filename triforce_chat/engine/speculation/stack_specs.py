@@ -13,8 +13,12 @@ from types import MappingProxyType
 # and per step of the middle level.
 MAX_GAMMA, MAX_DRAFT_GAMMA = 63, 32
 TREES = ("chain", "auto", "sequoia", "specinfer")  # the first drafts no trees
-MAX_DEPTH = 16  # tokens on a tree's longest path
-MAX_TREE = 64  # tokens of a tree: bits of what each of them sees
+MAX_DEPTH = 32  # tokens on a tree's longest path
+MAX_TREE = 512  # tokens of a tree
+# The largest that is planned where weights are streamed: a larger one takes GPU memory that more layers' weights could
+# have, and makes few more tokens.
+LARGEST_STREAMED = 256
+LONGEST_BRANCH = 32  # looked-up tokens that join one
 
 
 @dataclass(frozen=True, slots=True)

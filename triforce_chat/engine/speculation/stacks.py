@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from triforce_chat.engine.cache.chunk_mass import weighable
+from triforce_chat.engine.cache.eviction import SINKS, WINDOW
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.in_place import InPlaceCache
 from triforce_chat.engine.cache.layout import Budget
@@ -14,16 +15,18 @@ from triforce_chat.engine.cache.quantized_copy import QuantizedCopy, copy_bytes
 from triforce_chat.engine.cache.renumbered import RenumberedCache
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.selection import AttentionMass, MeanKey, MinMaxKey, Policy, Recent
-from triforce_chat.engine.cache.storage import KVBuffer, KVCache, Shape
+from triforce_chat.engine.cache.storage import KVBuffer, KVCache, KVPool, Shape
 from triforce_chat.engine.cache.streaming import HOP, LONG_HOP, StreamingCache
-from triforce_chat.engine.cuda_graph import captures_on
+from triforce_chat.engine.cuda_graph import TREE_SIZES, captures_on, fitting
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.gathered import rows_each
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.speculation.arm import LEVEL_HOPE, Arm
 from triforce_chat.engine.speculation.cost_model import (
     COMPUTED_ROW_PRIOR,
     GPU_ROW_PRIOR,
+    LEVEL_GUESS,
     ROW_PRIOR,
     STREAMED_ROW_PRIOR,
 )
@@ -35,13 +38,15 @@ from triforce_chat.engine.speculation.plan import Proposals, sizes
 from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stack_specs import (
+    LARGEST_STREAMED,
     MAX_DEPTH,
     MAX_DRAFT_GAMMA,
     MAX_GAMMA,
     MAX_TREE,
     STACKS,
 )
-from triforce_chat.engine.speculation.tree_plan import TreeOptions, TreePlan
+from triforce_chat.engine.speculation.tree_graph import LARGEST_NARROW, rows_for
+from triforce_chat.engine.speculation.tree_plan import LARGEST_BELOW, TreeOptions, TreePlan
 from triforce_chat.errors import UsageError
 
 POLICIES: dict[str, type[Policy]] = {"mean": MeanKey, "minmax": MinMaxKey, "attention": AttentionMass}
@@ -54,6 +59,7 @@ MOST_GAMMA = 16  # tokens that a planner drafts at most per verification
 # Tokens, if every verification streams keys and values, or weights, from host memory: with one more, a power of two.
 STREAMED_GAMMA = 63
 LONG = Proposals(most=128, spare=1)  # of the middle level there
+USUAL_ROWS = 65  # of a tree that caches have room for anyway
 AHEAD = 256  # slots of a retrieval cache for what a level over a quantized copy has confirmed until the next build
 STREAMED_STRIDE = 16  # new tokens between builds of the retrieval cache there, as builds cost next to nothing
 MOST_DRAFT_GAMMA = 8  # tokens that a planner drafts at most per step of the middle level
@@ -85,6 +91,35 @@ class StackOptions:
         """Tokens by which the draft model's window grows before it is read again."""
         return HOP if self.tree is None and not self.streams else LONG_HOP
 
+    @property
+    def scratch(self) -> int:
+        """Slots beyond that window for the tokens of a large tree."""
+        return 0 if self.tree is None else rows_for(self.tree.most) - LARGEST_NARROW
+
+    @property
+    def beyond(self) -> int:
+        """Slots of the target's own cache for large trees that it verifies itself, beside the usual ones."""
+        own = STACKS[self.name].draft_caches and not STACKS[self.name].retrieval_caches
+        return rows_beyond(self.tree.most) if own and self.tree is not None else 0
+
+    @property
+    def window(self) -> int:
+        """Slots of the draft model's streaming cache."""
+        return SINKS + WINDOW + self.hop + self.scratch
+
+    def streaming(self, weights: bool, keys: bool) -> StackOptions:
+        """With trees as large as may be planned where weights, or keys and values, are streamed from host memory."""
+        if self.tree is None or not (weights or keys):
+            return self
+        return replace(self, tree=replace(self.tree, planned=LARGEST_STREAMED if weights else LARGEST_BELOW))
+
+    def beside(self, sequences: int) -> StackOptions:
+        """With trees no larger than those that so many sequences have room for in one forward on a GPU."""
+        if self.tree is None:
+            return self
+        room = MAX_TREE if sequences == 1 else rows_each(sequences, apart=True) - 1
+        return replace(self, tree=replace(self.tree, room=room))
+
 
 class Builder:
     """Builds a stack over a target's full cache.
@@ -103,7 +138,10 @@ class Builder:
         group: RankGroup = SINGLE,
         buffer: Callable[[Shape, int], KVBuffer] = KVBuffer,
     ) -> None:
-        self.target, self.full, self.draft, self.options, self.emit = target, full, draft, options, emit
+        self.target, self.full, self.draft, self.emit = target, full, draft, emit
+        pool = self.pool_of(full)
+        options = options.beside(pool.count) if pool else options
+        self.options = options.streaming(target.streamed is not None, full.storage.streams)
         self.group, self.buffer = group, buffer
         self.planners: dict[str, Planner] = {}
         self.caches: list[KVCache] = []
@@ -152,7 +190,8 @@ class Builder:
         if self.group.size > 1:
             raise UsageError(f"--tree {tree.kind} runs in one process only, so far")
         on_gpu = self.target.device.type == "cuda" or self.target.places_on_device
-        if on_gpu and not (self.target.captures and (self.draft is None or self.draft.captures)):
+        on_device = self.target.places_on_device and (self.draft is None or self.draft.places_on_device)
+        if on_gpu and not on_device:
             raise UsageError(
                 f"--tree {tree.kind} needs captured forwards on a GPU, which these models do not have"
             )
@@ -198,23 +237,24 @@ class Builder:
             level, step = self.middle_level()
             # In shorter histories the middle level would read nearly as much as the target itself, unless that streams.
             worth_above = 0 if self.full.storage.streams else 2 * self.options.budget.tokens
-            arms = [Arm(level, worth_above, share(step, self.plain_step), LEVEL_HOPE), *arms]
+            arms = [self.level(level, share(step, self.plain_step), worth_above), *arms]
         return self.top(
             Planner(arms, lookup, most=self.most, group=self.group, investment=self.investment, row=self.row)
         )
 
     def naive(self) -> Speculative:
         arms = self.drafts(self.parts)
-        trees = self.trees(arms, self.options.gamma)
+        trees = self.trees(arms, self.full, self.options.gamma)
         if trees is None:
             return self.top(self.planner(arms, plain=False))
-        # What lookup finds, the host would have to wait for.
-        lookup = None if trees.drafter.device_side else NgramLookup()
+        # What lookup finds, the host has to wait for: not for long beside a forward that streams weights.
+        waits = not trees.drafter.device_side or self.target.streamed is not None
+        lookup = NgramLookup() if waits else None
         gamma = None if trees.optional else trees.options.most
         own = self.group, self.investment, self.row, trees
         return self.top(Planner(arms, lookup, gamma, self.most, not trees.optional, *own))
 
-    def trees(self, arms: Sequence[Arm], chain: int | None) -> TreePlan | None:
+    def trees(self, arms: Sequence[Arm], cache: KVCache, chain: int | None) -> TreePlan | None:
         """The trees that the draft model drafts for a level, whose chains would have ``chain`` tokens if that is fixed.
 
         None where it drafts chains or is missing. Whether trees promise more than chains is told by what is measured:
@@ -225,9 +265,21 @@ class Builder:
             return None
         drafter = arms[0].drafter
         assert isinstance(drafter, DraftModel)
-        if self.streamed:
-            tree = replace(tree, planned=MAX_TREE)
+        tree = replace(tree, room=min(tree.room, self.rows_beside_others(cache) - 1))
         return TreePlan(tree, drafter, self.options.repeatable, self.row)
+
+    def rows_beside_others(self, cache: KVCache) -> int:
+        """The most rows of a tree that is verified over a cache of one of several sequences on a GPU.
+
+        By how many there is room for, not by how many there are: so trees stay as large as what is captured for them.
+        """
+        slot, pool = cache.write_slot(), self.pool_of(cache)
+        return rows_each(pool.count, slot.prefix is None) if slot and pool else 1 + MAX_TREE
+
+    def pool_of(self, cache: KVCache) -> KVPool | None:
+        """Where a cache of one of several sequences on a GPU lies beside those of the others."""
+        slot = cache.write_slot() if self.target.places_on_device else None
+        return slot.storage.pool if slot else None
 
     @property
     def drafts_chains(self) -> bool:
@@ -241,7 +293,19 @@ class Builder:
 
     def over(self, drafter: Speculative, step: Step) -> Speculative:
         """The target over a drafter that always drafts, and whose steps cost so much."""
-        return self.top(self.planner([Arm(drafter, forecast=share(step, self.plain_step))], plain=False))
+        return self.top(self.planner([self.level(drafter, share(step, self.plain_step))], plain=False))
+
+    @staticmethod
+    def level(drafter: Speculative, forecast: Step, worth_above: int = 0) -> Arm:
+        """A level as a drafter of another one."""
+        return Arm(
+            drafter,
+            worth_above,
+            forecast,
+            LEVEL_HOPE,
+            pace=lambda: drafter.planner.pace,
+            guess=LEVEL_GUESS,
+        )
 
     def planner(
         self, arms: Sequence[Arm] = (), lookup: NgramLookup | None = None, plain: bool = True
@@ -300,7 +364,7 @@ class Builder:
         drafter, step = self.middle_level()
         gamma = self.options.gamma
         planner = Planner(
-            [Arm(drafter, forecast=share(step, self.copy_step))],
+            [self.level(drafter, share(step, self.copy_step))],
             None,
             gamma and -(-gamma // 2),
             MOST_GAMMA,
@@ -318,7 +382,7 @@ class Builder:
         gamma = self.options.draft_gamma
         lengths = sizes(1, MOST_DRAFT_GAMMA) if gamma is None and self.drafts_chains else []
         arms = self.drafts(lengths, self.middle_step) if drafts else []
-        trees = self.trees(arms, gamma)
+        trees = self.trees(arms, cache, gamma)
         if trees is not None and not trees.optional:
             gamma, looks_up = trees.options.most, not trees.drafter.device_side
         else:
@@ -339,7 +403,8 @@ class Builder:
         """
         if self.draft is None:
             return []
-        cache = StreamingCache(self.draft.shape, hop=self.options.hop, buffer=self.buffer)
+        room = {"hop": self.options.hop, "scratch": self.options.scratch}
+        cache = StreamingCache(self.draft.shape, **room, buffer=self.buffer)
         self.caches.append(cache)
         drafter, own = DraftModel(self.draft, cache, lengths, self.group), StepCost.of(self.draft).model
         return [Arm(drafter, forecast=share(lambda _: own, step or self.plain_step))]
@@ -417,9 +482,14 @@ def check_streamed(name: str) -> None:
 
 
 def retrieval_budget(options: StackOptions) -> Budget:
-    """Of a stack's retrieval cache, with room for what a level between it and the target confirms."""
-    own = options.budget
-    return replace(own, scratch=own.scratch + AHEAD) if options.copies else own
+    """Of a stack's retrieval cache, with room for large trees, and what a level between it and the target confirms."""
+    own, large = options.budget, rows_beyond(options.tree.most) if options.tree else 0
+    return replace(own, scratch=own.scratch + large + options.copies * AHEAD)
+
+
+def rows_beyond(most: int) -> int:
+    """Rows of a tree of so many tokens beyond those that caches have room for anyway."""
+    return max(0, (fitting(most + 1, TREE_SIZES) or 0) - USUAL_ROWS)
 
 
 def check_policy(policy: str, target: Runner) -> None:

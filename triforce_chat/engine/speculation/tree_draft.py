@@ -5,7 +5,7 @@ Where its forwards can be captured, all levels are one CUDA graph (``tree_graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -38,10 +38,10 @@ Widths = tuple[int, ...]  # of each level from the root's on: its rows with chil
 
 
 class Growth(NamedTuple):
-    """How a tree of up to n tokens is drawn, level by level.
+    """How B trees of up to n tokens are drawn, level by level.
 
-    family: its shape. rows: [m], those with children, one level after the other; -1 where a level has fewer than its
-    width. masks: [m], int64, which of the rows after the root's each of them sees, itself included, as bits.
+    family: their shapes. rows: [B, m], those with children, one level after the other; -1 where a level has fewer than
+    its width. masks: [B, m, words], which of the rows after the root's each one sees, itself included: see ``bits``.
     """
 
     links: Tensor
@@ -55,8 +55,8 @@ class Growth(NamedTuple):
 
     @property
     def deep(self) -> Tensor:
-        """How many tokens come before each one on its path: [n]."""
-        return ((self.lines[1:] < len(self.lines) - 1).sum(-1) - 1).clamp_min(0)
+        """How many tokens come before each one on its path: [B, n]."""
+        return ((self.lines[:, 1:] < self.lines.shape[1] - 1).sum(-1) - 1).clamp_min(0)
 
 
 def inner_levels(parents: Parents) -> list[list[int]]:
@@ -75,7 +75,7 @@ def widths_of(parents: Parents) -> Widths:
 
 @lru_cache(maxsize=16)
 def growth(parents: Parents, widths: Widths, n: int) -> Growth:
-    """For levels of these widths, at least those of the tree, and room for n tokens."""
+    """Of one tree, for levels of these widths, at least its own, and with room for n tokens."""
     rows = [
         row
         for level, width in zip(inner_levels(parents), widths, strict=True)
@@ -86,13 +86,19 @@ def growth(parents: Parents, widths: Widths, n: int) -> Growth:
     for at, row in enumerate(rows):
         if row > 0:
             seen[at, [place[node + 1] for node in lines[row - 1]]] = True
-    return Growth(*family(parents, n, len(widths)), torch.tensor(rows), bits(seen))
+    return Growth(*family(parents, n, len(widths)), torch.tensor(rows)[None], bits(seen)[None])
+
+
+def growths(trees: Sequence[Parents], widths: Widths, n: int) -> Growth:
+    """``growth`` of several trees."""
+    each = [growth(parents, widths, n) for parents in trees]
+    return Growth(*(torch.cat(parts) for parts in zip(*each, strict=True)))
 
 
 class Draws(NamedTuple):
-    """By what the tokens of a tree are drawn: without replacement, or independently of one another.
+    """By what the tokens of trees are drawn: without replacement, or independently of one another.
 
-    ``forced`` [d]: the tokens that take the place of those drawn at each depth, as of ``verify_tree``; the
+    ``forced`` [B, d]: the tokens that take the place of those drawn at each depth, as of ``verify_tree``; the
     distributions stay as they are.
     """
 
@@ -104,8 +110,8 @@ class Draws(NamedTuple):
     vocabulary: int
 
 
-# Draws the children of a level's rows, given its depth, which of all rows they are, the logits [m, V] after them, and
-# the tokens [n] and distributions [n, V] so far.
+# Draws the children of a level's rows, given its depth, which of all rows they are, the logits [B, m, V] after them,
+# and the tokens [B, n] and distributions [B, n, V] so far.
 Draw = Callable[[int, slice, Tensor, Tensor, Tensor], None]
 
 
@@ -115,11 +121,10 @@ def by_kernels(how: Growth, by: Draws) -> Draw:
 
     sampling, numbers = by.op.sampling, by.numbers.last
     since = None if by.answer is None else kernels.since_written(*by.answer, by.vocabulary)
-    forced = None if by.forced is None else by.forced[None]
-    drawing = kernels.Drawing(sampling.temperature, numbers, sampling.repetition_penalty, since, forced)
+    drawing = kernels.Drawing(sampling.temperature, numbers, sampling.repetition_penalty, since, by.forced)
 
     def draw(depth: int, level: slice, logits: Tensor, tokens: Tensor, probs: Tensor) -> None:
-        shape = how.links, how.lines, how.rows[level]
+        shape = how.links, how.lines, how.rows[:, level]
         kernels.draw_children(logits, drawing, *shape, depth, tokens, probs, by.independent)
 
     return draw
@@ -129,14 +134,14 @@ def by_operations(how: Growth, by: Draws) -> Draw:
     random, sampling = by.op.randomness(by.numbers), by.op.sampling
 
     def draw(_: int, level: slice, logits: Tensor, tokens: Tensor, probs: Tensor) -> None:
-        rows = how.rows[level]
-        lines = how.lines[rows.clamp_min(0)]
+        rows = how.rows[:, level]
+        lines = how.lines.gather(1, rows.clamp_min(0)[..., None].expand(-1, -1, how.lines.shape[2]))
         scores = penalized_paths(logits, by.answer, tokens, lines, sampling.repetition_penalty)
         laws = warp(scores, sampling, by.op.candidates)[0]
         given = random, by.numbers, how.family, rows, tokens, probs, by.independent
         draw_children(laws, scores.clone(memory_format=torch.contiguous_format), *given)
         if by.forced is not None:
-            tokens.copy_(imposed(by.forced[how.deep], tokens))
+            tokens.copy_(imposed(by.forced.gather(1, how.deep), tokens))
 
     return draw
 
@@ -144,19 +149,20 @@ def by_operations(how: Growth, by: Draws) -> Draw:
 def grown(
     how: Growth, widths: Widths, feed_level: Callable[[int, Tensor], Tensor], by: Draws
 ) -> tuple[Tensor, Tensor]:
-    """Draw the tokens [n] of a tree and their distributions [n, V], by one forward for each level that has children.
+    """Draw the tokens [B, n] of trees and their distributions [B, n, V], by one forward for each level with children.
 
-    ``feed_level`` returns the logits [m, V] after a level's rows, whose ids [m] it is given; at the root's there are
-    none.
+    ``feed_level`` returns the logits [B, m, V] after a level's rows, whose ids [B, m] it is given; at the root's these
+    mean nothing.
     """
-    tokens, nodes = how.rows.new_zeros(len(how.lines) - 1), (how.rows - 1).clamp_min(0)
+    tokens = how.rows.new_zeros(len(how.rows), how.lines.shape[1] - 1)
+    nodes = (how.rows - 1).clamp_min(0)
     draw = (by_kernels if by.op.draws_by_kernels and tokens.is_cuda else by_operations)(how, by)
     probs: Tensor | None = None
     for depth, (first, last) in enumerate(pairwise((0, *accumulate(widths)))):
-        logits = feed_level(depth, tokens[nodes[first:last]])
+        logits = feed_level(depth, tokens.gather(1, nodes[:, first:last]))
         if probs is None:
             kind = torch.promote_types(logits.dtype, torch.float32)
-            probs = logits.new_empty(len(tokens), by.vocabulary, dtype=kind)
+            probs = logits.new_empty(*tokens.shape, by.vocabulary, dtype=kind)
         draw(depth, slice(first, last), logits, tokens, probs)
     assert probs is not None
     return tokens, probs
@@ -177,19 +183,18 @@ def grow(
 
     def feed_level(depth: int, ids: Tensor) -> Tensor:
         if not depth:
-            return model(pending[None], cache, 1)[0]
+            return model(pending[None], cache, 1)
         tree = branches(parents, inner[: ends[depth]], ends[depth - 1])
-        return model(ids[None], cache, len(ids), tree=tree)[0]
+        return model(ids, cache, ids.shape[1], tree=tree)
 
     numbers = Uniforms(torch.empty(1, 0), torch.empty(1, n, dtype=torch.float64))
     sampler.fill(numbers)
     answer = sampler.penalty_context(seq, drafter.nothing)
     forced = seq.read_forced(len(widths))
-    forced = None if forced is None else forced[0]
     by = Draws(sampler.op, answer, numbers, independent, forced, model.vocabulary)
     tokens, probs = grown(growth(parents, widths, n), widths, feed_level, by)
     cache.truncate(seq.known)
-    return Draft(tokens[None], probs[None], parents=parents, independent=independent)
+    return Draft(tokens, probs, parents=parents, independent=independent)
 
 
 def grafted(draft: Draft, branch: Tensor) -> Draft:

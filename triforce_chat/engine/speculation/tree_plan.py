@@ -38,7 +38,9 @@ DOUBTED = 2.0  # what was never measured is taken to be this many times slower t
 WARMUPS = 2  # rounds until times count
 OUTLIER = 3.0  # a level counts as at most this many times slower than usual
 USUAL_SIZE, USUAL_DEPTH = 16, 6
-LARGEST_PLANNED = 32
+# The largest size that is planned: on a device, and of a level below a target whose keys and values are in host memory.
+LARGEST_PLANNED, LARGEST_BELOW = 32, 64
+DEEPEST, DEPTH_SHARE = 16, 8  # of planned trees: levels, or a share of the tokens of larger ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,12 @@ class TreeOptions:
     )
 
     planned: int = LARGEST_PLANNED  # the largest size that is planned
+    room: int = MAX_TREE  # the largest size that there is room for beside other sequences' trees
 
     @property
     def most(self) -> int:
         """The largest tree."""
-        return self.size or (self.planned if self.kind == "auto" else USUAL_SIZE)
+        return min(self.size or (self.planned if self.kind == "auto" else USUAL_SIZE), self.room)
 
 
 class RoundCosts(NamedTuple):
@@ -134,7 +137,7 @@ class TreePlan:
         self.options, self.drafter, self.fixed, self.row = options, drafter, fixed, row
         self.independent = options.kind == "specinfer"
         self.prior: Rates = PRIOR
-        self.graphs = TreeGraphs(drafter, min(options.most, MAX_TREE), self.independent)
+        self.graphs = TreeGraphs(drafter, options.most, self.independent)
         self.restart()
 
     def restart(self) -> None:
@@ -146,8 +149,9 @@ class TreePlan:
         self.timed = 0  # rounds
         self.rates = self.ranks.rates  # that shapes are planned by
         self.chosen = 1, 1  # the latest size and depth
-        self.latest: Parents = ()  # the latest shape, of at most ``within`` tokens
-        self.within, self.due = 0, 0  # planned anew after so many verifications
+        self.latest: Parents = ()  # the latest shape
+        self.within = 0, 0  # the most tokens that it was planned for, and how many of them for others
+        self.due = 0  # rates are taken anew after so many verifications
 
     def begin_with(self, prior: Rates) -> None:
         """Start from rates that were measured before, from now on."""
@@ -186,23 +190,24 @@ class TreePlan:
 
         Smaller trees at its end would need captures of their own: there what is left over is cut.
         """
-        own = min(self.options.most, MAX_TREE)
+        own = self.options.most
         return own if self.drafter.device_side and rest > 0 else min(own, rest)
 
-    def shape(self, most: int, costs: RoundCosts) -> Parents:
-        """The next tree, of at most ``most`` tokens."""
+    def shape(self, most: int, costs: RoundCosts, others: int = 0) -> Parents:
+        """The next tree, of at most ``most`` tokens, ``others`` of which join it from elsewhere."""
         if self.options.kind == "specinfer":
-            length = min(self.options.depth or USUAL_DEPTH, most)
-            return sequences(most // length, length)
-        if most != self.within or self.verifications >= self.due:
-            self.within, self.due = most, self.verifications + min(REFRESH, self.verifications)
-            self.rates = self.ranks.rates
-            self.latest = self._planned(most, costs)
+            length = min(self.options.depth or USUAL_DEPTH, most - others)
+            return sequences((most - others) // length, length)
+        if self.verifications >= self.due:
+            self.due = self.verifications + min(REFRESH, self.verifications)
+            self.rates, self.within = self.ranks.rates, (0, 0)
+        if (most, others) != self.within:
+            self.within, self.latest = (most, others), self._planned(most, costs, others)
         return self.latest
 
     def usual_shapes(self) -> Iterator[Parents]:
         """A tree of each size that may be planned, the largest first."""
-        most = min(self.options.most, MAX_TREE)
+        most = self.options.most
         if self.options.kind == "specinfer":
             yield self.shape(most, UNKNOWN)
             return
@@ -212,16 +217,19 @@ class TreePlan:
     def usual_depths(self) -> Iterator[Parents]:
         """A tree of each depth that may be planned; its graph serves all of them."""
         if self.options.kind != "specinfer" and self.options.depth is None:
-            yield from (sequences(1, depth) for depth in TREE_DEPTHS if depth <= self.options.most)
+            yield from (
+                sequences(1, depth) for depth in TREE_DEPTHS if depth <= self._deepest(self.options.most)
+            )
 
-    def _planned(self, most: int, costs: RoundCosts) -> Parents:
+    def _planned(self, most: int, costs: RoundCosts, others: int) -> Parents:
         sizes, depths = self._sizes(most), self._depths(most)
-        found = tables(self.rates, most, depths[-1])
+        largest = max(most, self.options.most)  # whose tables serve all that are smaller
+        found = tables(self.rates, largest, self._depths(largest)[-1])
         if self.fixed or not costs.known:
             size, depth = usual(sizes, USUAL_SIZE), usual(depths, USUAL_DEPTH)
         else:
-            size, depth = self._fastest(found.accepted, costs)
-        shape = self._best(size, depth, found)
+            size, depth = self._fastest(found.accepted[: depths[-1] + 1, : most + 1], costs)
+        shape = self._best(min(size, most - others), depth, found)
         # Where the latest one is as large and promises nearly as much, it stays.
         alike = len(self.latest) == len(shape) and levels(self.latest) == levels(shape)
         nearly = CHANGE * self.expected(self.latest) >= self.expected(shape)
@@ -234,7 +242,7 @@ class TreePlan:
             return shape
         if self.options.depth is None and levels(shape) not in TREE_DEPTHS:  # it has no use for that depth
             shape = best_shape(self.rates, size, usual(TREE_DEPTHS, levels(shape)), within)
-        deep, width = levels(shape), widest(levels(shape))
+        deep, width = levels(shape), widest(levels(shape), self.options.most)
         return narrow_shape(self.rates, size, deep, width) if max(widths_of(shape)) > width else shape
 
     def expected(self, parents: Parents) -> float:
@@ -288,8 +296,12 @@ class TreePlan:
         if self.options.depth is not None:
             return (min(self.options.depth, most),)
         if not self.drafter.device_side:
-            return range(1, min(MAX_DEPTH, most) + 1)
-        return [depth for depth in TREE_DEPTHS if 1 < depth <= most] or (1,)
+            return range(1, self._deepest(most) + 1)
+        return [depth for depth in TREE_DEPTHS if 1 < depth <= self._deepest(most)] or (1,)
+
+    def _deepest(self, most: int) -> int:
+        """The greatest depth to choose from, for trees of up to ``most`` tokens."""
+        return min(MAX_DEPTH, most, max(DEEPEST, most // DEPTH_SHARE))
 
     def learn(
         self, parents: Parents, path: Sequence[int], rows: int, seconds: tuple[float, float] | None

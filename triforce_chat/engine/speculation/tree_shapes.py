@@ -14,10 +14,12 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from triforce_chat.engine.tree import ROOT, Parents
 
 Rates = tuple[float, ...]
+BLOCK = 64  # sums of a block of rows
 
 
 class Tables(NamedTuple):
@@ -42,16 +44,30 @@ def tables(rates: Rates, size: int, depth: int) -> Tables:
     b = len(rates)
     best = np.zeros((depth + 1, b + 1, size + 1))
     taken = np.zeros(best.shape, int)
-    left = np.arange(size)[:, None] - np.arange(
-        size
-    )  # tokens for the siblings: [m - 1, tokens below the child]
     for d in range(1, depth + 1):
         for j in reversed(range(b)):
             child = rates[j] * (1 + best[d - 1, 0, :size])  # with 0, 1, ... tokens below it
-            gains = np.where(left >= 0, child + best[d, j + 1][left], 0)
-            most = gains.max(1)
-            best[d, j, 1:], taken[d, j, 1:] = most, np.where(most > 0, gains.argmax(1) + 1, 0)
+            most, below = largest_sums(child, best[d, j + 1, :size])
+            best[d, j, 1:], taken[d, j, 1:] = most, np.where(most > 0, below + 1, 0)
+        if np.array_equal(best[d], best[d - 1]):  # no deeper tree promises more
+            best[d + 1 :], taken[d + 1 :] = best[d], taken[d]
+            break
     return Tables(best, taken)
+
+
+def largest_sums(first: Any, second: Any) -> tuple[Any, Any]:
+    """The largest ``first[k] + second[m - k]`` for every m, and the smallest such k: [n] each."""
+    n = len(first)
+    # Row m, column k: second[m - k]. In blocks that fit a processor's cache, without most of the impossible columns.
+    reversed_ = np.concatenate([second[::-1], np.full(n - 1, -np.inf)])
+    pairs = sliding_window_view(reversed_, n)[::-1]
+    sums, at = np.empty(n), np.empty(n, int)
+    for start in range(0, n, BLOCK):
+        end = min(start + BLOCK, n)
+        made = pairs[start:end, :end] + first[:end]
+        at[start:end] = made.argmax(1)
+        sums[start:end] = made[np.arange(end - start), at[start:end]]
+    return sums, at
 
 
 def best_shape(rates: Rates, size: int, depth: int, within: Tables | None = None) -> Parents:

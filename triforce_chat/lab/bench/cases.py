@@ -71,7 +71,7 @@ def cases(
         raise UsageError("--vary names a setting twice; write all its values in one, as in gamma=4,8")
     if settings.seed is not None and "auto" in stacks:
         raise UsageError(
-            "with --seed the stack auto plans by stored times, unlike here; leave it out of --stacks"
+            "with --seed the stack auto plans with stored step times, unlike bench; leave it out of --stacks"
         )
     heats: list[float | None] = [*temperatures] or [settings.temperature]
     made = []

@@ -94,7 +94,7 @@ CHILDREN = 2  # of each of its tokens
 LAYERS = 32  # of the big models
 GATHERED = 4  # layers that are gathered at once: all of a big model's would fill the device
 TINY = ((Model("tiny", 32, 4, 2, 16, 48),), (70,), (1, 3), Budget(tokens=32, sinks=8, tail=8))
-FEW = (1, 2, 4, 8, 16)  # rows of decoding and of verifying
+FEW = (1, 2, 4, 8, 16, 32, 64)  # rows of decoding and of verifying, also of trees
 QUANTIZED_VOCABULARY = 128_256
 SECTIONS = (
     "attention",
@@ -146,10 +146,9 @@ BLOCKINGS = tuple(
 
 # Of grouped weights on tensor cores.
 GROUPED_BLOCKINGS = tuple(
-    GroupedBlocking(rows, depth, stages, warps, shares)
-    for rows, warps in ((128, 8), (64, 4), (128, 4))
-    for depth in (32, 64, 128)
-    for stages in (3, 4, 2)
+    GroupedBlocking(rows, stages, warps, shares)
+    for rows, warps in ((128, 8), (64, 4), (64, 8))
+    for stages in (3, 4, 5)
     for shares in (1, 2, 4, 8)
 )
 
@@ -737,23 +736,24 @@ def level_cases(name: str, width: int, temperature: float) -> Iterator[Case]:
     how = Growth(*(each.to(DEVICE) for each in growth(parents, (1, width), n)))
     numbers = Uniforms(torch.empty(1, 0, device=DEVICE), torch.rand(1, n, dtype=torch.float64, device=DEVICE))
     by = Draws(Verification(Sampling(temperature), CANDIDATES), None, numbers, False, None, vocabulary)
-    few, many, level = by_kernels(how, by), by_operations(how, by), kernels.Level(how.masks[rows], 0, 1)
+    few, many, level = by_kernels(how, by), by_operations(how, by), kernels.Level(how.masks[0, rows], 0, 1)
     steps = torch.zeros(width, dtype=torch.long, device=DEVICE)
 
     def made() -> Drafted:
         ids, tokens = torch.randint(vocabulary, (2, n), device=DEVICE)
         place = torch.full((2,), DRAFTED_AT, device=DEVICE)
-        return Drafted(ids[:width], place, numbers.last, tokens, torch.empty(n, vocabulary, device=DEVICE))
+        probs = torch.empty(1, n, vocabulary, device=DEVICE)
+        return Drafted(ids[:width], place, numbers.last, tokens[None], probs)
 
     def run(each: Drafted) -> Tensor:
         assert quick
-        few(1, rows, quick(each.ids, each.place, 1, None, level), each.tokens, each.probs)
+        few(1, rows, quick(each.ids, each.place, 1, None, level)[None], each.tokens, each.probs)
         return each.probs
 
     def plain(each: Drafted) -> Tensor:
         place = each.place + 1
         inputs = ForwardInputs(each.ids, place[:1], place[1:], steps, masks=level.masks, origin=place[:1])
-        many(1, rows, usual(inputs)[0], each.tokens, each.probs)
+        many(1, rows, usual(inputs)[0][None], each.tokens, each.probs)
         return each.probs
 
     size = decoder.matrix_numbers * DTYPE.itemsize + DRAFTED_AT * shape.bytes_per_token

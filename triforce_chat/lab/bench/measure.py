@@ -27,7 +27,8 @@ from triforce_chat.settings.engine_options import sampling_of, stack_for
 from triforce_chat.settings.settings import Settings
 
 STOCK = "transformers"
-QUICK = "triforce"  # draws a text where plain decoding takes long
+# What draws a text where plain decoding takes long, also where weights are streamed, for which a middle level waits.
+QUICK, QUICK_STREAMED = "triforce", "auto"
 PATIENCE = 60.0  # seconds
 WARMUP = 32  # tokens
 OTHER_SEED = (
@@ -52,7 +53,8 @@ class Bench:
 
     ``same_text``: plain decoding first draws an answer to each prompt at each temperature, of the longest length asked
     for, and every case decodes that text, accepting drafts as often as if it had sampled it by itself. With
-    ``plain_tokens`` the stack ``triforce`` draws it, whose texts have the same distribution.
+    ``plain_tokens`` the stack ``triforce`` draws it, or ``auto`` where weights are streamed: their texts have the same
+    distribution.
     """
 
     def __init__(
@@ -200,7 +202,8 @@ class Bench:
     def _draw(self, ids: Sequence[int], cases: Sequence[Case]) -> None:
         """Draw the texts that all cases decode behind a prefilled prompt; that is plain decoding's first run."""
         self.texts, self.drawn = {}, {}
-        stack = PLAIN.name if self.plain_tokens is None else QUICK
+        quick = QUICK if self.loaded.streamed is None else QUICK_STREAMED
+        stack = PLAIN.name if self.plain_tokens is None else quick
         for settings in drawing(cases, stack) if self.same_text else ():
             self.warm(ids, settings)
             run = self.answer(ids, settings, settings.max_tokens)

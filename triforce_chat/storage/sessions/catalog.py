@@ -15,9 +15,11 @@ from triforce_chat.storage.sessions.names import check_name, free_name
 from triforce_chat.storage.sessions.serialization import load_tally, storable, unpack_document, unpack_ids
 from triforce_chat.storage.sessions.store import SessionStore
 from triforce_chat.storage.sessions.values import SearchHit, SessionRecord, SessionSummary
+from triforce_chat.suggestions import did_you_mean
 
 EXCERPT_WORDS = 16
 MAX_HITS = 50
+_LISTED = "; 'triforce-chat sessions ls' lists them"
 
 
 class Catalog:
@@ -43,10 +45,12 @@ class Catalog:
 
     def find(self, name: str) -> SessionSummary:
         """The session of this name. Raises UsageError if there is none."""
-        for summary in self.summaries():
+        summaries = self.summaries()
+        for summary in summaries:
             if summary.name == name:
                 return summary
-        raise UsageError(f"there is no session '{name}'; 'triforce-chat sessions ls' lists them")
+        hint = did_you_mean(name, (summary.name for summary in summaries))
+        raise UsageError(f"there is no session '{name}'{hint or _LISTED}")
 
     def last(self) -> SessionSummary:
         """The last used session. Raises UsageError if there is none."""

@@ -1,0 +1,195 @@
+"""The stack that chooses among all drafters is as good as the best fixed one, in whole answers with two levels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from statistics import mean
+from typing import Any, cast
+
+import pytest
+from support.chances import Nobody
+from support.hierarchy import STACKS, WARM_UP, Hierarchy, Kind, Machine, Text, seconds_per_token
+
+from triforce_chat.engine.speculation.arm import Arm, Drafter
+from triforce_chat.engine.speculation.calibration import LevelTimes
+from triforce_chat.engine.speculation.cost_model import LEVEL_GUESS, AcceptanceCurve, Guess
+from triforce_chat.engine.speculation.plan import Plan
+from triforce_chat.engine.speculation.planner import Planner
+
+SEEDS = range(24)
+
+
+def machine(*milliseconds: float) -> Machine:
+    """Of all that takes time; the rest is as usual."""
+    seconds: dict[str, Any] = dict(zip(Machine._fields, (each / 1000 for each in milliseconds), strict=False))
+    return Machine(**seconds)
+
+
+# An H200 at 124,928 tokens: Llama-3.1-8B's shape, Llama-2-7B's, the same with a repetition penalty, the small model.
+H200_8B = machine(8.75, 0.04, 0.35, 8.55, 2.5, 0.04, 0.13, 0.15, 2.0, 2.5)
+H200_7B = machine(19.6, 0.05, 0.4, 19.25, 2.9, 0.05, 0.13, 0.15, 2.0, 9.3)
+PENALTY = H200_7B._replace(drafted=0.0003, drafted_above=0.00035)
+H200_SMALL = machine(2.15, 0.02, 0.3, 1.93, 1.15, 0.02, 0.13, 0.15, 1.0, 0.7)
+# Two cores and the small model, at 8,192 and 32,768 tokens.
+CORES_8K = machine(20.9, 3.2, 0.2, 0, 13.5, 2.2, 4.0, 4.0, 0, 8.0)
+CORES_32K = machine(52.5, 4.0, 0.2, 0, 14.5, 2.4, 4.0, 4.0, 0, 25.0)
+
+# Texts as they come at temperatures of 1, 0.6 and 0, and at 0.6 with a repetition penalty; on two cores.
+HOT = Kind((0.75, 0.5), (0.95, 0.89))
+WARM = Kind((0.85, 0.6), (0.96, 0.9), easy=0.55, trust=0.6, copied=0.15)
+COLD = Kind((0.97, 0.7), (0.995, 0.96), easy=0.7, trust=1.0, copied=0.6)
+PENALIZED = Kind((0.75, 0.52), (0.92, 0.84), trust=0.1)
+CORES_WARM = Kind((0.72, 0.5), (0.99, 0.95), trust=0.4, copied=0.05)
+CORES_COLD = Kind((0.9, 0.6), (0.995, 0.97), trust=0.7, copied=0.4)
+
+# The machine, the texts of its answers, the last of which counts, and what the stack that chooses must reach.
+CELLS: dict[str, tuple[Machine, list[Kind], float]] = {
+    "8B hot": (H200_8B, [HOT, HOT], 0.93),
+    "8B hot after warm": (H200_8B, [COLD, WARM, HOT], 0.9),
+    "8B warm": (H200_8B, [HOT, COLD, WARM], 0.95),
+    "8B cold": (H200_8B, [WARM, HOT, COLD], 1.05),
+    "7B hot": (H200_7B, [COLD, WARM, HOT], 0.93),
+    "7B warm": (H200_7B, [HOT, COLD, WARM], 0.93),
+    "7B penalty": (PENALTY, [PENALIZED, PENALIZED], 0.94),
+    "small hot": (H200_SMALL, [COLD, WARM, HOT], 0.93),
+    "cores 8K": (CORES_8K, [CORES_COLD, CORES_WARM], 0.96),
+    "cores 32K": (CORES_32K, [CORES_WARM], 0.92),
+    "cores 32K cold": (CORES_32K, [CORES_COLD], 0.92),
+}
+
+
+def took(name: str, where: Machine, kinds: Sequence[Kind], warm_up: int = WARM_UP) -> float:
+    return mean(seconds_per_token(where, name, kinds, seed, warm_up)[0] for seed in SEEDS)
+
+
+def best_of_the_fixed(where: Machine, kinds: Sequence[Kind], warm_up: int = WARM_UP) -> float:
+    return min(took(name, where, kinds, warm_up) for name in STACKS)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_auto_is_nearly_the_best_stack(cell: str) -> None:
+    where, kinds, share = CELLS[cell]
+    assert took("auto", where, kinds) < best_of_the_fixed(where, kinds) / share
+
+
+@pytest.mark.parametrize(
+    ("where", "kind"), [(H200_8B, HOT), (PENALTY, PENALIZED), (H200_SMALL, HOT)], ids=["8B", "7B", "small"]
+)
+def test_so_it_is_in_the_first_answer_of_all(where: Machine, kind: Kind) -> None:
+    """Nothing was learnt or warmed up before it."""
+    assert took("auto", where, [kind], 0) < best_of_the_fixed(where, [kind], 0) / 0.91
+
+
+def test_it_is_never_much_slower_than_plain_decoding() -> None:
+    """Though no drafter pays there."""
+    slow = H200_SMALL._replace(drafted_above=0.0012, middle=0.0019)
+    hopeless = HOT._replace(draft=(0.5, 0.3), trust=0.1)
+    assert took("auto", slow, [hopeless, hopeless]) < slow.ahead / 0.97
+
+
+# What a level's draft takes
+
+
+def test_what_a_level_takes_beside_its_rounds_is_no_cost_of_its_tokens() -> None:
+    """However short the drafts were by which it was measured, long ones are worth what they are."""
+    pace = [0.002]
+    arm = Arm(cast("Drafter", Nobody()), pace=lambda: pace[0])
+    for made in (1, 1, 2, 1):
+        arm.learn_cost(0.01 + 0.002 * made, 1, made, 1)
+    assert arm.cost.mean == pytest.approx(0.002)
+    assert arm.overhead.mean == pytest.approx(0.01)
+    assert arm.seconds(10) == pytest.approx(0.03)
+    assert arm.seconds(0) == 0
+    pace[0] = 0.0  # not known: all of it belongs to the tokens
+    other = Arm(cast("Drafter", Nobody()), pace=lambda: pace[0])
+    other.learn_cost(0.012, 1, 1, 1)
+    other.learn_cost(0.012, 1, 1, 1)
+    assert other.seconds(10) == pytest.approx(0.12)
+
+
+def test_a_draft_that_was_interrupted_does_not_stand() -> None:
+    arm = Arm(cast("Drafter", Nobody()), pace=lambda: 0.002)
+    for _ in range(9):
+        arm.learn_cost(0.012, 5, 5, 1)
+    arm.learn_cost(9.0, 5, 5, 1)
+    assert arm.overhead.mean < 0.01
+
+
+def test_what_a_draft_takes_as_a_whole_makes_longer_drafts_pay() -> None:
+    asked = []
+    for overhead in (0.0, 0.05):
+        arm = Arm(cast("Drafter", Nobody()))
+        planner = Planner([arm], most=16)
+        for _ in range(4):
+            planner.learn(Plan(0), 0, 0, 0, 0.0, 0.01)
+        arm.cost.add(0.002, 4.0)
+        arm.overhead.add(overhead, 4.0)
+        rates = planner.rates(arm, 16, arm.seconds, arm.curve)
+        asked.append(max(rates, key=rates.__getitem__))
+    assert asked[1] > asked[0]
+
+
+def test_a_level_knows_its_pace_by_all_tokens_and_all_seconds() -> None:
+    """Half of its rounds bring eight tokens each: a token takes no mean of a long and a short round's share."""
+    planner = Planner([Arm(cast("Drafter", Nobody()))], most=8)
+    plan = Plan(7, planner.arms[0])
+    for accepted in 50 * (0, 7):
+        planner.learn_unwaited(plan, 0, accepted, 0.001, 0.003)
+    assert planner.pace == pytest.approx(2 * 0.004 / 9, rel=0.05)
+    planner.learn_unwaited(plan, 0, 7, 0.0, 9.0)  # it was interrupted
+    assert planner.pace < 0.001
+    planner.restart()
+    assert planner.pace == 0
+
+
+def test_it_is_kept_beside_the_other_times() -> None:
+    stack = Hierarchy(H200_8B, "auto")
+    stack.answer(Text(HOT, 1), 200)
+    known = stack.planner.known_times
+    plain = json.loads(json.dumps(known.plain()))
+    found = LevelTimes.of(plain)
+    assert found.overheads[0].mean == pytest.approx(stack.level.overhead.mean, rel=1e-4)
+    assert found.overheads[0].mean > 0.001
+    assert [each.mean for each in found.fixed().overheads] == [each.mean for each in found.overheads]
+    stack.restack()
+    stack.planner.use_times(found)
+    assert stack.level.seconds(4) == pytest.approx(
+        known.overheads[0].mean + 4 * known.costs[0].mean, rel=1e-4
+    )
+    del plain["overheads"]  # as earlier versions kept them
+    assert [each.weight for each in LevelTimes.of(plain).overheads] == [0.0, 0.0]
+
+
+# What a few tests say
+
+
+def test_a_few_failures_do_not_condemn_a_level() -> None:
+    level, model = AcceptanceCurve(LEVEL_GUESS), AcceptanceCurve()
+    for curve in (level, model):
+        curve.learn(4, 0)
+        curve.learn(4, 1)
+    assert level.chances(1)[0] > 0.78 > model.chances(1)[0] + 0.2
+    for _ in range(100):
+        level.learn(4, 0)
+    assert level.chances(1)[0] < 0.2
+
+
+def test_a_restarted_or_stored_level_is_still_one() -> None:
+    arm = Arm(cast("Drafter", Nobody()), guess=LEVEL_GUESS)
+    arm.curve.learn(4, 0)
+    arm.use_curve(AcceptanceCurve.of(arm.curve.plain()))
+    assert arm.curve.alike == LEVEL_GUESS.tests
+    arm.restart()
+    assert arm.curve.chances(1) == [LEVEL_GUESS.rate]
+
+
+@pytest.mark.parametrize(("tests", "least", "most"), [(4, 0.06, 0.2), (400, 0.005, 0.04)])
+def test_hope_fades_with_tests(tests: int, least: float, most: float) -> None:
+    curve = AcceptanceCurve(Guess(0.7, 3.0))
+    for i in range(tests):
+        curve.learn(1, int(i % 10 < 7))
+    (usual,), (hoped,) = curve.chances(1), curve.chances(1, hope=1.0)
+    assert least < hoped - usual < most
+    sure = AcceptanceCurve(Guess(1.0, 3.0))
+    assert sure.chances(2, hope=1.0) == [1.0, 1.0]
