@@ -10,6 +10,17 @@ from torch import Tensor
 from triforce_chat.engine.kernels.quantized_weight import RUN, QuantizedWeight
 
 ROWS, RUNS = 16, 8  # of a program's tile
+# PTX that makes bfloat16 numbers of the integers of 4 bits in a word, two in each of four registers, by their bits:
+# 0x4300 is 128, and the last seven bits count in ones. So they are too large by 128.
+UNPACKED_NIBBLES = """.reg .b32 low, high;
+and.b32 low, $4, 0x0F0F0F0F;
+shr.u32 high, $4, 4;
+and.b32 high, high, 0x0F0F0F0F;
+prmt.b32 $0, low, 0x43434343, 0x4140;
+prmt.b32 $1, low, 0x43434343, 0x4342;
+prmt.b32 $2, high, 0x43434343, 0x4140;
+prmt.b32 $3, high, 0x43434343, 0x4342;
+"""
 
 
 def expand(weight: QuantizedWeight, out: Tensor) -> None:

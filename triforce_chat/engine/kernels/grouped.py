@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from triforce_chat.engine.kernels.blocking import GROUPED_BYTES, GroupedBlocking, padded
-from triforce_chat.engine.kernels.expanding import scale_and_low
-from triforce_chat.engine.kernels.quantized_weight import RUN, QuantizedWeight
+from triforce_chat.engine.kernels.expanding import UNPACKED_NIBBLES, scale_and_low
+from triforce_chat.engine.kernels.quantized_weight import RUN, Codes, QuantizedWeight
 from triforce_chat.engine.kernels.rows import Norm
 
 COLUMNS = 512  # of a program that adds shares
@@ -28,26 +28,19 @@ LAID_OUT = 1024  # inputs of a program that lays out x
 LEAST_COLUMNS = 16  # of a product on tensor cores
 WORD = tl.constexpr(4)  # bytes
 MINIMA = tl.constexpr(16)  # of a product
-ZERO = tl.constexpr(8)  # what stands for 0 among integers of 4 bits
-# Integers of 4 bits become bfloat16 numbers by their bits: 0x4300 is 128, and the last seven bits count in ones. Less
-# 128 + 8 (0xC308 is -136) they are the signed ones that they stand for.
-NIBBLES = tl.constexpr("""{
-.reg .b32 low, high, one, excess;
+ZERO = tl.constexpr(Codes.BITS_4.zero)
+# Unpacked integers less 128 + ZERO (0xC308 is -136) are the signed ones that they stand for.
+NIBBLES = tl.constexpr(f"""{{
+{UNPACKED_NIBBLES}
+.reg .b32 one, excess;
 mov.b32 one, 0x3F803F80;
 mov.b32 excess, 0xC308C308;
-and.b32 low, $4, 0x0F0F0F0F;
-shr.u32 high, $4, 4;
-and.b32 high, high, 0x0F0F0F0F;
-prmt.b32 $0, low, 0x43434343, 0x4140;
-prmt.b32 $1, low, 0x43434343, 0x4342;
-prmt.b32 $2, high, 0x43434343, 0x4140;
-prmt.b32 $3, high, 0x43434343, 0x4342;
 fma.rn.bf16x2 $0, $0, one, excess;
 fma.rn.bf16x2 $1, $1, one, excess;
 fma.rn.bf16x2 $2, $2, one, excess;
 fma.rn.bf16x2 $3, $3, one, excess;
-}""")
-# Of a signed byte the last seven bits count so, and 128 + 128 are subtracted if its first bit is set, else 128.
+}}""")
+# The last seven bits of a signed byte count so, too; 128 + 128 are subtracted if its first bit is set, else 128.
 BYTES = tl.constexpr("""{
 .reg .b32 part, sign, near, far, minus;
 mov.b32 minus, 0xBF80BF80;
@@ -319,7 +312,6 @@ def _multiply_grouped(
         else:
             factor = (factors.reshape(height),)
         pieces = _nibbles(w, kind, run) if paired else _bytes(w, kind, run)
-        made = tl.zeros((height, tokens), tl.float32)
         for piece in tl.static_range(4 * parts):
             here = tl.load(x_at + (start // run * parts + piece) * n * run)
             if piece * run % step == 0:

@@ -26,7 +26,7 @@ from triforce_chat.engine.kernels.decoding import (
     splits,
     tiling,
 )
-from triforce_chat.engine.kernels.expanding import scale_and_low
+from triforce_chat.engine.kernels.expanding import UNPACKED_NIBBLES, scale_and_low
 
 STAGES, WARPS = 4, 4
 LEAST_ROWS, FEW_ROWS = 16, (32, 3)  # rows of the smallest tile; tokens and stages of codes of 8 bits there
@@ -42,18 +42,8 @@ prmt.b32 $1, raised, 0x64646464, 0x4342;
 sub.f16x2 $0, $0, excess;
 sub.f16x2 $1, $1, excess;
 }""")
-# Integers of 4 bits become bfloat16 numbers by their bits: 0x4300 is 128, and the last seven bits count in ones.
-BIAS = tl.constexpr(128)
-NIBBLES = tl.constexpr("""{
-.reg .b32 low, high;
-and.b32 low, $4, 0x0F0F0F0F;
-shr.u32 high, $4, 4;
-and.b32 high, high, 0x0F0F0F0F;
-prmt.b32 $0, low, 0x43434343, 0x4140;
-prmt.b32 $1, low, 0x43434343, 0x4342;
-prmt.b32 $2, high, 0x43434343, 0x4140;
-prmt.b32 $3, high, 0x43434343, 0x4342;
-}""")
+BIAS = tl.constexpr(128)  # of unpacked integers of 4 bits
+NIBBLES = tl.constexpr(f"{{ {UNPACKED_NIBBLES} }}")
 # The first four fields of ``QuantizedTokens``: codes of keys [Hkv, rows, D] and of values [Hkv, S/group, rows, D] whose
 # rows lie side by side; a scale, in 4 bits also a lowest number, of each channel of the keys of a group
 # [Hkv, S/group, 1 or 2, D], and of each token's values [Hkv, S, 1 or 2].
