@@ -1,7 +1,7 @@
-"""Prints how the package is built: its rooms and their floors, import cycles, and the largest files and functions.
+"""Prints how the program is built: its packages in layers, import cycles, and the largest files and functions.
 
-A room is a module or folder directly under the package. A room stands one floor above the highest room it imports, at
-any line; imports for type checkers alone do not count. Exits with 1 where rooms import each other in a circle.
+A package is a module or folder directly under ``triforce_chat``. It is one layer above the highest package it imports,
+at any line; imports for type checkers alone do not count. Exits with 1 where packages import each other in a circle.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def main() -> int:
     modules = {module_of(path): tree for path, tree in trees.items()}
     lines = {path: len(path.read_text("utf-8").splitlines()) for path in trees}
     imports = {name: set(imported(tree, set(modules))) - {name} for name, tree in modules.items()}
-    rooms = grouped(imports, lambda name: name.split(".")[1] if "." in name else name)
-    knots = cycles(rooms)
-    floors = floors_of(rooms, knots)
+    packages = grouped(imports, lambda name: name.split(".")[1] if "." in name else name)
+    circles = cycles(packages)
+    layers = layers_of(packages, circles)
     print(
-        f"{len(trees)} files, {sum(lines.values())} lines, {len(rooms)} rooms, {max(floors.values())} floors\n"
+        f"{len(trees)} files, {sum(lines.values())} lines, {len(packages)} packages, {max(layers.values())} layers\n"
     )
-    for floor in sorted(set(floors.values()), reverse=True):
-        for room in sorted(room for room, own in floors.items() if own == floor):
-            print(f"{floor:3}  {room:14} -> {' '.join(sorted(rooms[room])) or '-'}")
-    print(f"\ncycles of rooms: {knots or 'none'}")
+    for layer in sorted(set(layers.values()), reverse=True):
+        for package in sorted(package for package, own in layers.items() if own == layer):
+            print(f"{layer:3}  {package:14} -> {' '.join(sorted(packages[package])) or '-'}")
+    print(f"\ncycles of packages: {circles or 'none'}")
     print(f"cycles of modules: {cycles(imports) or 'none'}")
     print("modules at the root:", *(path.stem for path in trees if path.parent == PACKAGE))
     print(
@@ -48,7 +48,7 @@ def main() -> int:
     largest("longest functions", {name: length(node) for name, node in functions.items()})
     constructors = {name: parameters(node) for name, node in functions.items() if node.name == "__init__"}
     largest("constructors with most parameters", constructors)
-    return int(bool(knots))
+    return int(bool(circles))
 
 
 def module_of(path: Path) -> str:
@@ -74,12 +74,12 @@ def runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
             yield from runtime_nodes(child)
 
 
-def grouped(graph: Graph, room: object) -> Graph:
-    assert callable(room)
-    rooms: Graph = {}
+def grouped(graph: Graph, package: object) -> Graph:
+    assert callable(package)
+    packages: Graph = {}
     for name, targets in graph.items():
-        rooms.setdefault(room(name), set()).update(room(target) for target in targets)
-    return {name: targets - {name} for name, targets in rooms.items()}
+        packages.setdefault(package(name), set()).update(package(target) for target in targets)
+    return {name: targets - {name} for name, targets in packages.items()}
 
 
 def cycles(graph: Graph) -> list[list[str]]:
@@ -100,22 +100,22 @@ def reachable(graph: Graph, start: str) -> set[str]:
     return found
 
 
-def floors_of(graph: Graph, knots: list[list[str]]) -> dict[str, int]:
+def layers_of(graph: Graph, circles: list[list[str]]) -> dict[str, int]:
     """The longest way down from each node; nodes of one cycle count as one."""
-    knot = {name: frozenset(group) for group in knots for name in group}
-    floors: dict[str, int] = {}
+    knot = {name: frozenset(group) for group in circles for name in group}
+    layers: dict[str, int] = {}
 
-    def floor(name: str) -> int:
-        if name not in floors:
+    def layer(name: str) -> int:
+        if name not in layers:
             group = knot.get(name, frozenset({name}))
             below = {target for member in group for target in graph[member]} - group
-            value = 1 + max(map(floor, below), default=0)
-            floors.update(dict.fromkeys(group, value))
-        return floors[name]
+            value = 1 + max(map(layer, below), default=0)
+            layers.update(dict.fromkeys(group, value))
+        return layers[name]
 
     for name in graph:
-        floor(name)
-    return floors
+        layer(name)
+    return layers
 
 
 def nodes(modules: dict[str, ast.Module], package: str) -> Iterator[ast.AST]:

@@ -44,6 +44,17 @@ def lab() -> Lab:
     return Lab.of("llama", seed=1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def pretended_chip() -> Iterator[None]:
+    """With PRETENDED_SHARED_MEMORY=101376 a GPU gets the tiles of chips that have no more bytes of it for a program."""
+    with pytest.MonkeyPatch.context() as patch:
+        if size := os.environ.get("PRETENDED_SHARED_MEMORY"):
+            from triforce_chat.engine.kernels import chip
+
+            patch.setattr(chip, "shared_memory", lambda: int(size))
+        yield
+
+
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test's own, which does not exist yet."""

@@ -1,4 +1,4 @@
-"""What somebody may have meant who mistyped a name."""
+"""Valid names that a mistyped name may have meant."""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ import speed
 import texts
 from records import ROOT
 
-TABLES = {**speed.TABLES, **quality.TABLES, **profiles.TABLES, **archive.TABLES, **texts.TABLES}
+MODULES = archive, profiles, quality, reference, speed, texts
+TABLES = {name: make for module in MODULES for name, make in module.TABLES.items()}
+assert len(TABLES) == sum(len(module.TABLES) for module in MODULES), "two tables have the same name"
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCS = ROOT / "docs"

@@ -1,4 +1,4 @@
-"""Reference pages, from the code: commands, settings, JSON Schemas, exit codes."""
+"""Reference pages and a table, from the code: commands, settings, JSON Schemas, exit codes, stacks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from records import ROOT, Json, table
 
 from triforce_chat import errors
 from triforce_chat.chat.schema import Kind, load_schema
+from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.settings.layers import persistent
 
 NOTE = "<!-- Written by docs/build from the code; change it there. -->\n\n"
@@ -143,4 +144,12 @@ def _plain(text: str) -> str:
     return html.escape(text, quote=False).replace("|", "\\|")
 
 
+def stacks() -> str:
+    """Every stack in one line."""
+    return table(
+        ("`--stack`", "who drafts for whom"), ((f"`{name}`", each.summary) for name, each in STACKS.items())
+    )
+
+
+TABLES = {"stack-list": stacks}
 PAGES = {"cli": cli, "settings": settings, "exit-codes": exit_codes, "json": schemas}

@@ -28,7 +28,7 @@ LONG = 124_928
 # Records of stacks on the same text, by models that the preset names.
 SAME_TEXT = (
     *("large", "medium", "large-draft", "large-7b-contexts", "large-8b", "large-13b", "large-offload"),
-    *("small-same", "small-offload", "small-offload-attention"),
+    *("small-same", "small-offload-same", "7b-same-contexts", "7b-same"),
     *("penalty-same", "8b-same", "8b-same-later", "four-bits-8b-131000"),
 )
 PEER = "llama.cpp"
@@ -180,11 +180,12 @@ def cold_ask(name: str) -> str:
 def warm_ask(name: str) -> str:
     """From Enter to the first token of an answer about a book that was read before, and where the time goes."""
     found = record(name)
-    header = ("prompt tokens", "kept", "first token, s (range)", "until loaded", "reading", "first token")
-    spans = (number(found["spans_s"][part]) for part in ("loaded", "read", "first_token"))
+    spans = {part: seconds for part, seconds in found["spans_s"].items() if part != "complete"}
+    parts = (part.replace("_", " ") for part in spans)
+    header = ("prompt tokens", "kept", "first token, s (range)", *parts)
     low, high = found["range_s"]
     first = f"{found['first_token_s']:.1f} ({low:.1f}–{high:.1f})"
-    line = (f"{found['prompt_tokens']:,}", f"{found['cached_tokens']:,}", first, *spans)
+    line = (f"{found['prompt_tokens']:,}", f"{found['cached_tokens']:,}", first, *map(number, spans.values()))
     return table(header, [line]) + "\n" + source(name)
 
 
@@ -887,7 +888,6 @@ TABLES = {
     "four-bits-34b-16gb": partial(by_setting, "tree`, `--tree-size", "h200-four-bits-34b-16gb"),
     "batch-trees": partial(batches, "h200-batch-trees-7b"),
     "offload-drafts": partial(offload_int4, "h200-offload-drafts"),
-    "small-offload-mean": partial(offload_int4, "h200-small-offload-mean"),
     "trees-sizes": partial(trees_sizes, "h200-trees-sizes"),
     "trees-best": partial(trees_short, "h200-trees-best"),
     "trees-penalty": partial(by_setting, "tree", "h200-trees-penalty"),

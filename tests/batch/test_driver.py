@@ -1,4 +1,4 @@
-"""The driver over a crew that does what a test says: lost workers keep no book, and nobody waits for ever."""
+"""The driver over a pool that does what a test says: lost workers keep no book, and nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Self
 import pytest
 from support.batch_toys import HEAD, toys
 
-from triforce_chat.batch.crew import Done, Lost, Ready, Report
 from triforce_chat.batch.driver import Driver, NoWorkerLeft
 from triforce_chat.batch.lines import Answered, Line
 from triforce_chat.batch.output_file import OutputFile
 from triforce_chat.batch.queue import Queue
+from triforce_chat.batch.worker_pool import Done, Lost, Ready, Report
 from triforce_chat.ui.batch_progress import BatchView
 
 
@@ -75,23 +75,23 @@ class Clock:
         return self.now
 
 
-def drive(crew: Scripted, path: Path, failing: frozenset[str] = frozenset()) -> set[str]:
+def drive(pool: Scripted, path: Path, failing: frozenset[str] = frozenset()) -> set[str]:
     lines = toys(3, 3)
     with OutputFile(path, "id", HEAD) as output:
         view = BatchView([line.name for line in lines], True)
         try:
-            Driver(Queue(lines), crew, output, view, clock=Clock()).run(lambda: False)
+            Driver(Queue(lines), pool, output, view, clock=Clock()).run(lambda: False)
         finally:
             assert output.failed == failing
         return output.answered
 
 
 def test_a_worker_that_does_not_come_back_keeps_no_book(tmp_path: Path) -> None:
-    crew = Scripted({1})
-    assert drive(crew, tmp_path / "out.jsonl") == {line.id for line in toys(3, 3)}
-    assert crew.replaced == [1]
-    lost = next(lines for worker, lines in crew.given if worker == 1)
-    assert [worker for worker, lines in crew.given if lines == lost] == [1, 0]
+    pool = Scripted({1})
+    assert drive(pool, tmp_path / "out.jsonl") == {line.id for line in toys(3, 3)}
+    assert pool.replaced == [1]
+    lost = next(lines for worker, lines in pool.given if worker == 1)
+    assert [worker for worker, lines in pool.given if lines == lost] == [1, 0]
 
 
 def test_nobody_waits_for_ever_for_a_worker(tmp_path: Path) -> None:
@@ -100,9 +100,9 @@ def test_nobody_waits_for_ever_for_a_worker(tmp_path: Path) -> None:
 
 
 def test_lines_of_one_book_are_given_out_together(tmp_path: Path) -> None:
-    crew = Scripted(set(), width=2)
-    assert drive(crew, tmp_path / "out.jsonl") == {line.id for line in toys(3, 3)}
-    assert sorted(lines for _, lines in crew.given) == [
+    pool = Scripted(set(), width=2)
+    assert drive(pool, tmp_path / "out.jsonl") == {line.id for line in toys(3, 3)}
+    assert sorted(lines for _, lines in pool.given) == [
         *(("0-0", "0-1"), ("0-2",)),
         *(("1-0", "1-1"), ("1-2",)),
         *(("2-0", "2-1"), ("2-2",)),
@@ -110,10 +110,10 @@ def test_lines_of_one_book_are_given_out_together(tmp_path: Path) -> None:
 
 
 def test_a_line_that_ends_workers_costs_no_other_that_ran_beside_it(tmp_path: Path) -> None:
-    crew = Scripted(set(), deadly="1-1", width=3)
-    answered = drive(crew, tmp_path / "out.jsonl", frozenset({"1-1"}))
+    pool = Scripted(set(), deadly="1-1", width=3)
+    answered = drive(pool, tmp_path / "out.jsonl", frozenset({"1-1"}))
     assert answered == {line.id for line in toys(3, 3)} - {"1-1"}
-    assert [lines for _, lines in crew.given if lines[0].startswith("1")] == [
+    assert [lines for _, lines in pool.given if lines[0].startswith("1")] == [
         ("1-0", "1-1", "1-2"),
         ("1-1",),
         ("1-2",),
@@ -121,11 +121,11 @@ def test_a_line_that_ends_workers_costs_no_other_that_ran_beside_it(tmp_path: Pa
 
 
 def test_a_machine_that_is_lost_counts_once_however_many_workers_it_takes(tmp_path: Path) -> None:
-    crew = Scripted(set(), deadly="1-1", width=3)
-    crew.elsewhere = (
+    pool = Scripted(set(), deadly="1-1", width=3)
+    pool.elsewhere = (
         True  # so the second worker, which was there before, may only have been on the same machine
     )
-    drive(crew, tmp_path / "out.jsonl", frozenset({"1-1"}))
-    with_it = [worker for worker, lines in crew.given if "1-1" in lines]
+    drive(pool, tmp_path / "out.jsonl", frozenset({"1-1"}))
+    with_it = [worker for worker, lines in pool.given if "1-1" in lines]
     assert len(with_it) == 3
     assert len({*with_it[:2]}) == 2

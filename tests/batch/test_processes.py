@@ -53,8 +53,8 @@ def answer(
     load: Load = batch_toys.load_toy,
 ) -> Notes:
     view = Notes(lines)
-    crew = Processes(load, [{"OMP_NUM_THREADS": "1"}] * workers, limit)
-    assert not answer_lines(lines, crew, output, view, limit)
+    pool = Processes(load, [{"OMP_NUM_THREADS": "1"}] * workers, limit)
+    assert not answer_lines(lines, pool, output, view, limit)
     return view
 
 
@@ -145,8 +145,8 @@ def test_ctrl_c_ends_after_the_running_answers(output: OutputFile) -> None:
                 signal.raise_signal(signal.SIGINT)
 
     lines = [Toy(f"slow-{number}", f"book {number}") for number in range(6)]
-    crew = Processes(batch_toys.load_toy, [{}] * 2, None)
-    assert answer_lines(lines, crew, output, Pressing(lines))
+    pool = Processes(batch_toys.load_toy, [{}] * 2, None)
+    assert answer_lines(lines, pool, output, Pressing(lines))
     assert len(output.answered) in (
         2,
         3,
@@ -160,10 +160,10 @@ def test_ctrl_c_twice_ends_the_workers_at_once(output: OutputFile) -> None:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
 
-    crew = Processes(batch_toys.load_toy, [{}] * 2, None)
+    pool = Processes(batch_toys.load_toy, [{}] * 2, None)
     started = time.monotonic()
     with pytest.raises(Leave):
-        answer_lines([Toy("sleep")], crew, output, Pressing([Toy("sleep")]))
+        answer_lines([Toy("sleep")], pool, output, Pressing([Toy("sleep")]))
     assert time.monotonic() - started < PATIENCE
     assert not output.answered
 
@@ -181,11 +181,11 @@ from triforce_chat.ui.batch_progress import BatchView
 class Told(BatchView):
     def begin(self, worker, name):
         super().begin(worker, name)
-        print(*[each.process.pid for each in crew._workers.values()], flush=True)
+        print(*[each.process.pid for each in pool._workers.values()], flush=True)
 
-crew = Processes(batch_toys.load_toy, [{}] * 2, None)
+pool = Processes(batch_toys.load_toy, [{}] * 2, None)
 with OutputFile(Path("out.jsonl"), "id", HEAD) as output:
-    answer_lines([Toy("sleep")], crew, output, Told(["sleep"], True))
+    answer_lines([Toy("sleep")], pool, output, Told(["sleep"], True))
 """
 
 

@@ -55,7 +55,7 @@ def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OutputFi
         yield made
 
 
-def crew(cluster: Any, load: Load = batch_toys.load_toy, **more: Any) -> RayActors:
+def pool(cluster: Any, load: Load = batch_toys.load_toy, **more: Any) -> RayActors:
     settings = Settings(device="cpu")
     return RayActors(
         load, cluster.address, settings, WORKERS, groups=9, limit=more.pop("limit", None), **more
@@ -94,7 +94,7 @@ def test_actors_answer_and_one_that_is_killed_is_replaced(cluster: Any, output: 
         os.kill(records(output)[0]["worker"], signal.SIGKILL)
 
     view = Meddling(lines, kill_one)
-    assert not answer_lines(lines, crew(cluster), output, view)
+    assert not answer_lines(lines, pool(cluster), output, view)
     assert output.answered == {line.id for line in lines} - {"die", "die-too", "die-three"}
     assert len(records(output)) == len(lines)
     errors = [record["error"] for record in records(output) if record["error"]]
@@ -109,7 +109,7 @@ def test_an_actor_that_does_not_answer_in_time_is_replaced(
 ) -> None:
     monkeypatch.setattr("triforce_chat.batch.driver.GRACE", 0.2)
     lines = [Toy("sleep", "a"), Toy("b", "b")]
-    answer_lines(lines, crew(cluster, limit=0.5), output, Meddling(lines), 0.5)
+    answer_lines(lines, pool(cluster, limit=0.5), output, Meddling(lines), 0.5)
     assert (output.answered, output.failed) == ({"b"}, {"sleep"})
 
 
@@ -134,7 +134,7 @@ def test_a_lost_machine_costs_nothing_but_time(cluster: Any, output: OutputFile)
         add_machine(cluster, 1)
         cluster.remove_node(machine, allow_graceful=False)  # kills its raylet
 
-    assert not answer_lines(lines, crew(cluster), output, Meddling(lines, lose_the_machine))
+    assert not answer_lines(lines, pool(cluster), output, Meddling(lines, lose_the_machine))
     assert output.answered == {line.id for line in lines}
     assert len(records(output)) == len(lines)
 
@@ -148,7 +148,7 @@ def test_when_all_machines_are_gone_that_is_said(cluster: Any, output: OutputFil
 
     started = time.monotonic()
     with pytest.raises(NoWorkerLeft, match="no worker is left: none could be started within 1 s"):
-        answer_lines(lines, crew(cluster, patience=1.0), output, Meddling(lines, lose_the_machine))
+        answer_lines(lines, pool(cluster, patience=1.0), output, Meddling(lines, lose_the_machine))
     assert time.monotonic() - started < 60
     assert output.answered
 

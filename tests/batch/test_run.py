@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from support.batch_toys import HEAD, Toy, toys
 
-from triforce_chat.batch.crew import Done, ThisProcess, relayed
 from triforce_chat.batch.lines import Answered, Answering, Line, within
 from triforce_chat.batch.output_file import OutputFile
 from triforce_chat.batch.run import answer_lines, missing, require_all
+from triforce_chat.batch.worker_pool import Done, ThisProcess, relayed
 from triforce_chat.engine.events import Text
 from triforce_chat.errors import Incomplete, Interrupted, TimeLimit
 from triforce_chat.ui.batch_progress import BatchView

@@ -43,3 +43,31 @@ def test_a_denial_in_a_pipe_says_where_the_words_stand(answer: str, quiet: bool,
     answer_once(cast(Any, session), asked, Options(quiet=quiet), screen, cast(Any, None))
     assert written(screen.out) == f"{answer}\n"
     assert written(screen.err).strip() == advice
+
+
+@pytest.mark.parametrize(
+    ("reason", "quiet", "remark"),
+    [
+        ("length", False, "stopped at the limit of 1 token\n--max-tokens allows longer answers\n"),
+        (
+            "repetition",
+            False,
+            "stopped after 1 token because the answer repeats itself\n--loop-guard 0 lets an answer repeat itself\n",
+        ),
+        ("length", True, ""),
+        ("stop", False, ""),
+    ],
+)
+def test_an_answer_that_was_cut_short_is_not_taken_for_a_whole_one_in_a_pipe(
+    reason: Any, quiet: bool, remark: str
+) -> None:
+    def ask(_question: str, *, sources: bool) -> Iterator[ChatEvent]:  # noqa: ARG001
+        yield Text((1,), "A lamp")
+        yield Finished(reason, 1, 0, 1, 0.1, 0.1, 0.1)
+
+    session = SimpleNamespace(ask=ask, documents=[], context_limit=99, settings=Settings())
+    out, err = Console(file=io.StringIO()), Console(file=io.StringIO(), width=200)
+    screen = Screen.of(out, err, quiet=quiet)
+    answer_once(cast(Any, session), "What?", Options(quiet=quiet), screen, cast(Any, None))
+    assert written(out) == "A lamp\n"
+    assert written(err) == remark

@@ -93,6 +93,7 @@ def ask(shelf: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callabl
     return called
 
 
+CUT = "stopped at the limit of 12 tokens\n--max-tokens allows longer answers\n"
 Ask = Callable[..., Outcome]
 
 
@@ -144,9 +145,11 @@ def test_only_the_answer_goes_to_stdout(ask: Ask) -> None:
     told = ask("ask", "a.txt", "Why?", "--json").json
     assert done.code == 0
     assert done.out == told["text"] + "\n"
-    assert done.err == ""
+    assert told["finish_reason"] == "length"
+    assert done.err == CUT
     assert "\x1b" not in done.out
-    assert ask("ask", "a.txt", "Why?", "--quiet").out == done.out
+    quiet = ask("ask", "a.txt", "Why?", "--quiet")
+    assert (quiet.out, quiet.err) == (done.out, "")
 
 
 def test_the_json_object(ask: Ask) -> None:
@@ -256,8 +259,10 @@ def test_a_question_that_does_not_fit_concerns_itself_alone(ask: Ask, tmp_path: 
     assert f"{CONTEXT:,}" in long["error"]["message"]
     told = ask("ask", "a.txt", "--questions", str(tmp_path / "q.txt"))
     assert (told.code, told.out) == (4, f"{why['text'].strip()}\n\n{how['text'].strip()}\n")
-    assert told.err.startswith("2. word word")
-    assert told.err.count("\n") == 1
+    first, second, third = told.err.splitlines()
+    assert second.startswith("2. word word")
+    cut = "stopped at the limit of 12 tokens"
+    assert (first, third) == (f"1. Why?: {cut}", f"3. How?: {cut}")
     events = ask("ask", "a.txt", "--questions", str(tmp_path / "q.txt"), "--jsonl")
     assert [
         found for line in events.out.splitlines() for found in schema_errors("events", json.loads(line))
@@ -398,6 +403,11 @@ def test_a_question_of_undecodable_bytes(ask: Ask) -> None:
         (["ask", "a.txt", "  "], 'the question is empty; use: triforce-chat ask a.txt "QUESTION"'),
         (["ask", "a.txt", ""], 'the question is empty; use: triforce-chat ask a.txt "QUESTION"'),
         (["ask", ""], 'the question is empty; use: triforce-chat ask "QUESTION"'),
+        (
+            ["ask", "a.txt", "Who", "keeps", "it?"],
+            "keeps: no such file; if it is a word of the question, put the question in quotes; use: triforce-chat "
+            'ask a.txt "QUESTION"',
+        ),
         (["ask", "-", "-", "Why?"], "standard input can be read only once"),
         (["chat", "--json"], "--json and --jsonl are for ask and summarize"),
         (["chat", "-"], "give it the document as a file"),
@@ -441,7 +451,7 @@ def test_an_empty_file_of_a_folder_is_skipped_with_a_line(ask: Ask, tmp_path: Pa
         (shelf / name).write_text(text)
     done = ask("ask", shelf, "Why?")
     assert done.code == 0
-    assert done.err == f"{shelf}/a.txt: empty, skipped\n{shelf}/c.md: contains no text, skipped\n"
+    assert done.err == f"{shelf}/a.txt: empty, skipped\n{shelf}/c.md: contains no text, skipped\n{CUT}"
     ask("ask", shelf, shelf / "a.txt", "Why?").is_refusal(3, f"{shelf}/a.txt: empty")
     (shelf / "b.txt").write_text("")
     ask("ask", shelf, "Why?").is_refusal(3, "nothing to read: all 3 files found are empty")

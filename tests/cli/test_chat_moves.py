@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from support.commands import Outcome, run
+from support.consoles import written
 from support.tiny_models import mute_special_tokens, save_model
+
+from triforce_chat.cli.chat import begin
+from triforce_chat.settings.options import Options
+from triforce_chat.storage.sessions.session_opener import Restored
+from triforce_chat.ui.terminal import Screen
 
 Chat = Callable[..., Outcome]
 
@@ -105,3 +115,25 @@ def test_a_file_is_no_question(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(shelf)
     (shelf / "b.txt").write_text("Another one.")
     run("ask", "a.txt", "b.txt").is_refusal(2, 'triforce-chat ask a.txt b.txt "QUESTION"')
+
+
+@pytest.mark.parametrize(
+    ("begun", "restored", "told"),
+    [
+        ("lighthous", None, "lighthous is a new session; /sessions lists the others\n"),
+        (None, None, ""),
+        (None, Restored("lighthouse", 2, 0.0, (), False, None), "session lighthouse: 2 turns, last used "),
+    ],
+)
+def test_whoever_mistypes_the_name_of_a_session_is_told_that_a_new_one_begins(
+    begun: str | None, restored: Restored | None, told: str
+) -> None:
+    session: Any = SimpleNamespace(turns=[])
+    opener: Any = SimpleNamespace(
+        begun=begun, conversation=lambda given: given, restore=lambda _: restored, has=lambda _: False
+    )
+    err = Console(file=io.StringIO(), width=100)
+    begin(opener, session, [], Options(), Screen(Console(file=io.StringIO()), err, "plain"))
+    said = written(err)
+    assert said.startswith(told)
+    assert bool(said) == bool(told)

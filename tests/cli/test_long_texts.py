@@ -35,8 +35,8 @@ def refused(command: str, path: Path, model: Path, told: str) -> str:
 
 
 ADVICE = (
-    "--pages 1-2 would fit, or choose a longer --context or a model that has one; in chat, ask and summarize "
-    "--endless streaming reads all of it but remembers only the end (lossy)"
+    "--pages 1-2 would fit (2 of 2,000 sections), or choose a longer --context or a model that has one; in chat, ask "
+    "and summarize --endless streaming reads all of it but remembers only the end (lossy)"
 )
 
 

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from triforce_chat.cli.app import app
 from triforce_chat.errors import UsageError
 from triforce_chat.loading import device, vain_settings
+from triforce_chat.loading.gpu import Gpu
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan import inputs
@@ -328,7 +329,8 @@ def test_a_model_whose_file_has_its_weights_in_4_bits(monkeypatch: pytest.Monkey
     monkeypatch.setattr(device, "find_gpu", lambda _: None)
     bare = plan_of("--model", "qwen2.5-coder-1.5b", "--dtype", "stored", *CARD)
     assert (bare["weights"], bare["bytes"]["weights"]) == ("Q4_K_M", 1_380_600_832)
-    said = "Q4_K_M is kept as it is on data-centre GPUs such as A30, A100 and H100; other GPUs expand it to 16 bits"
+    said = "Q4_K_M is kept as it is on GPUs of compute capability 8.0 or more (RTX 30, A100 and later)"
+    said += "; other GPUs expand it to 16 bits"
     assert said in run("--model", "qwen2.5-coder-1.5b", "--dtype", "stored", *CARD)[1].splitlines()
     adapted = plan_of("--model", "large", "--dtype", "stored", *CARD)
     assert "weights" not in adapted
@@ -340,6 +342,19 @@ def test_a_model_whose_file_has_its_weights_in_4_bits(monkeypatch: pytest.Monkey
     assert said in run("--model", "mistral-7b", "--dtype", "stored", *CARD)[1].splitlines()
     said = "is expanded, which takes more memory and time: --tp 2 splits expanded weights only"
     assert said in run("--model", "qwen2.5-coder-1.5b", "--dtype", "stored", "--tp", 2, *CARD)[1]
+
+
+@pytest.mark.parametrize(("capability", "kept"), [((7, 5), False), ((8, 6), True), ((12, 0), True)])
+def test_which_gpus_keep_weights_in_4_bits(
+    capability: tuple[int, int], kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "kernels_compile", lambda: True)
+    for module in (vain_settings, device):
+        monkeypatch.setattr(module, "find_gpu", lambda _: Gpu(capability, 24 * 10**9, 101_376))
+    model = ("--model", "qwen2.5-coder-1.5b", "--dtype", "stored", *CARD)
+    plan = plan_of(*model)
+    assert (plan.get("weights"), plan["bytes"]["weights"] < 1.4e9) == ("Q4_K_M" if kept else None, kept)
+    assert ("is expanded" in run(*model)[1]) != kept
 
 
 def test_an_adapter_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,7 +466,7 @@ def test_a_longer_context_is_planned_with_a_warning() -> None:
     assert "YaRN factor 123 instead of 16" in plan["warning"]
     code, out, err = run("--context", 1_000_000, *CARD)
     assert (code, plan["verdict"]) == (0, "offloaded")  # 23 GB of KV in 16 bit
-    assert "unmeasured" in err
+    assert "not reliable" in err
     assert out.startswith("small in bfloat16 with a context of 1,000,000 tokens\n")
 
 

@@ -263,10 +263,20 @@ def test_triton_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 # Hardware
 
 
-@pytest.mark.parametrize(("capability", "status"), [((9, 0), "ok"), ((7, 5), "warning")])
-def test_gpus(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], status: str) -> None:
+def test_gpus_have_small_tiles_where_kernels_do() -> None:
+    pytest.importorskip("triton")
+    from triforce_chat.engine.kernels import chip
+
+    assert hardware.ROOMY == chip.ROOMY
+
+
+@pytest.mark.parametrize(
+    ("capability", "shared", "status"), [((9, 0), 227, "ok"), ((8, 9), 99, "ok"), ((7, 5), 64, "warning")]
+)
+def test_gpus(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], shared: int, status: str) -> None:
     major, minor = capability
     card = SimpleNamespace(name="A Card", total_memory=24 * 10**9, major=major, minor=minor)
+    card.shared_memory_per_block_optin = shared << 10
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: card)
@@ -275,7 +285,8 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], stat
     first, second = hardware.gpu()
     assert first == second
     assert seen(first) == (status, 0)
-    assert first.message == f"A Card, 24.0 GB, capability {major}.{minor}, driver 580.1, CUDA 13.0"
+    tiles = "; small tiles for 99 KiB of shared memory, not timed on such GPUs yet" if shared == 99 else ""
+    assert first.message == f"A Card, 24.0 GB, capability {major}.{minor}, driver 580.1, CUDA 13.0{tiles}"
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,8 @@ def test_a_library_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (bytes(60) + b"BOOKMOBI" + bytes(99), "a Mobi or Kindle book; convert it to EPUB"),
         (b"{\\rtf1 words}", "an RTF file"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(99), "an image; save it as PDF and read it with --ocr"),
+        (b"\xff\xd8\xff\xe0" + bytes(99), "an image"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(99), "a file from an old version of Office"),
         (b"AT&TFORM....DJVM", "a DjVu file"),
         (b"PK\x03\x04....xl/workbook.xml", "a spreadsheet"),

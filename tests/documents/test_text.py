@@ -69,6 +69,8 @@ def test_nuls_and_controls_in_text_survive() -> None:
 
 def test_binary_data_is_refused() -> None:
     with pytest.raises(DocumentError, match="standard input: binary data"):
+        from_bytes(b"\x7fELF\2\1\1\0" + bytes(range(256)) * 4)
+    with pytest.raises(DocumentError, match="standard input: an image"):
         from_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4)
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ pytest.importorskip("triton")
 
 from triforce_chat.loading.compiling import needed
 
-HOPPER = Gpu((9, 0), 80 * 10**9)
+HOPPER = Gpu((9, 0), 80 * 10**9, 232_448)
 FORWARD = {"_norm_row", "_gate", "_rotate_head", "_attend", "_join"}
 
 
@@ -113,7 +114,7 @@ def test_nothing_is_compiled_without_a_gpu_that_runs_it(model: Path) -> None:
     spec = EngineSpec(Settings(model=str(model), device="cpu"))
     assert find_gpu("cpu") is None
     assert find_gpu("cuda:99") is None
-    for gpu in (None, Gpu((8, 9), 24 * 10**9)):
+    for gpu in (None, Gpu((7, 5), 24 * 10**9, 65_536)):
         assert start(spec, gpu) is None
 
 
@@ -121,8 +122,9 @@ def test_a_gpu_is_found_where_torch_finds_one() -> None:
     gpu = find_gpu("auto")
     assert bool(gpu) == torch.cuda.is_available()
     if gpu:
-        properties = torch.cuda.get_device_properties(0)
-        assert gpu == Gpu((properties.major, properties.minor), properties.total_memory)
+        properties: Any = torch.cuda.get_device_properties(0)
+        capability, shared = (properties.major, properties.minor), properties.shared_memory_per_block_optin
+        assert gpu == Gpu(capability, properties.total_memory, shared)
 
 
 def test_a_relative_path_is_another_model_in_another_folder(

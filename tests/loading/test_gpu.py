@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from triforce_chat.cli import engines
 from triforce_chat.loading import gpu
-from triforce_chat.loading.gpu import begin_context
+from triforce_chat.loading.gpu import Gpu, begin_context
 from triforce_chat.settings.settings import Settings
 
 
@@ -75,6 +76,32 @@ def test_only_where_torch_will_work_on_it(
     monkeypatch.setattr(gpu, "begin_context", asked.append)
     engines.begin_on_gpu(Settings(device="cuda:1", tp=ranks))
     assert asked == (["cuda:1"] if begun else [])
+
+
+@pytest.mark.parametrize(
+    ("found", "begun"), [(Gpu((8, 6), 1, 1), True), (Gpu((7, 5), 1, 1), False), (None, False)]
+)
+def test_kernels_get_ready_for_a_gpu_that_runs_them(
+    monkeypatch: pytest.MonkeyPatch, found: Gpu | None, begun: bool
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(gpu, "find_gpu", lambda _: found)
+    for name, answer in (("kernels_compile", lambda: True), ("identify_triton", lambda: asked.append("key"))):
+        monkeypatch.setattr(f"triforce_chat.engine.kernels_available.{name}", answer)
+    monkeypatch.setattr(engines, "import_module", asked.append)
+    engines._begin_kernels("cuda:1")
+    assert asked == (["key", engines.KERNELS] if begun else [])
+
+
+@pytest.mark.gpu
+def test_kernels_are_ready_then() -> None:
+    from triton.runtime.cache import triton_key
+
+    before = triton_key.cache_info().hits
+    engines._begin_kernels("auto")
+    assert engines.KERNELS in sys.modules
+    triton_key()
+    assert triton_key.cache_info().hits > before
 
 
 @pytest.mark.gpu

@@ -92,7 +92,7 @@ def test_what_goes_with_no_quantized_cache_is_one_line(kv: str, refused: str, gi
 def test_a_gpu_must_convert_fp8(
     capability: tuple[int, int] | None, offered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "find_gpu", lambda _: capability and Gpu(capability, 80 << 30))
+    monkeypatch.setattr(device, "find_gpu", lambda _: capability and Gpu(capability, 80 << 30, 101_376))
     settings = Settings(kv="fp8", device="cuda")
     kept = kv_dtype(settings, "cuda", BRAIN, False)
     assert kept == (FP8 if offered else BRAIN)

@@ -216,9 +216,15 @@ def test_a_gpu_streams_the_format_where_not_even_that_fits(file: Path) -> None:
     assert planned(plenty, gpu_layers=2).workload.stored is None  # they all fit
 
 
-def test_small_gpus_expand(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for capability, keeps in (((8, 9), False), ((9, 0), True)):
-        monkeypatch.setattr(device, "find_gpu", lambda _, own=capability: Gpu(own, 10**9))
+def test_old_gpus_expand(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, keeps in (
+        ((7, 5), False),
+        ((8, 0), True),
+        ((8, 6), True),
+        ((8, 9), True),
+        ((12, 0), True),
+    ):
+        monkeypatch.setattr(device, "find_gpu", lambda _, own=capability: Gpu(own, 10**9, 101_376))
         assert may_keep_format(settings(file), "cuda") == keeps
 
 

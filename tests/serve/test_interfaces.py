@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -12,9 +13,12 @@ from support.fakes import answer_events
 from support.serving import Running, serving
 
 from triforce_chat.chat.events import ChatEvent, Citation, Source, Sourced
+from triforce_chat.engine.events import Prefilled, Text
 from triforce_chat.serve.adapter import turn_keys
 from triforce_chat.serve.app import ServedModel
 from triforce_chat.serve.chat_request import ChatCompletionRequest, parse_fields
+from triforce_chat.serve.metrics import Metrics
+from triforce_chat.serve.worker import Job
 
 SOURCED = Sourced((Source("Book", "page", 7, 0.6, "A lamp."),), (Citation("page", 7, 7, None, True),), 0.1)
 PROMPT, CACHED = 100, 10  # tokens
@@ -138,6 +142,28 @@ def test_metrics(server: Running) -> None:
     assert {line.split()[2] for line in lines if line.startswith("# TYPE")} == {
         name.split("{")[0] for name in values
     }
+
+
+def test_metrics_count_the_time_of_stopped_answers_with_their_tokens() -> None:
+    async def stopped() -> Job:
+        job = Job("someone", ChatCompletionRequest((), "Why?"))
+        job.post(Prefilled(90, 120, 40, 0.5))
+        job.post(Prefilled(120, 120, 40, 0.7))
+        for token in range(3):
+            time.sleep(0.02)
+            job.post(Text((token,), "so "))
+        job.cancelled = True
+        return job
+
+    metrics = Metrics()
+    metrics.ended(asyncio.run(stopped()))
+    lines = [line for line in metrics.text(0, 0).splitlines() if not line.startswith("#")]
+    values = dict(line.removeprefix("triforce_chat_").rsplit(" ", 1) for line in lines)
+    assert values['requests_total{end="stopped"}'] == "1"
+    assert values["completion_tokens_total"] == "3"
+    assert 0.06 <= float(values["decode_seconds_total"]) < 1
+    assert values["prefill_seconds_total"] == "0.7"
+    assert (values["prompt_tokens_total"], values["cached_prompt_tokens_total"]) == ("120", "40")
 
 
 def test_pages_of_a_named_origin_may_call(server: Running) -> None:

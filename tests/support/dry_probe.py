@@ -46,7 +46,7 @@ from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.grouped_matrix import MOST_ROWS
 from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.forward.small_decoder import small_decoder
-from triforce_chat.engine.kernels import Level, dry
+from triforce_chat.engine.kernels import TreeLevel, chip, dry
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.speculation.stack_specs import STACKS
@@ -58,7 +58,8 @@ from triforce_chat.memory_plan.dimensions import Dimensions
 from triforce_chat.models import load
 from triforce_chat.models.placement import OnGpu
 
-HOPPER, CONTEXT, SEQUENCES = 90, 256, 3
+HOPPER = 90, chip.HOPPER
+CONTEXT, SEQUENCES = 256, 3
 LAUNCHED = (
     "rms_norm",
     "silu_mul",
@@ -211,7 +212,7 @@ def of_a_small_draft() -> tuple[set[Any], set[Any]]:
             small(ids, torch.zeros(2, dtype=torch.long, device=META), step)
         ids, n = torch.zeros(19, dtype=torch.long, device=META), 15
         logits = small(
-            ids[:8], torch.zeros(2, dtype=torch.long, device=META), 7, None, Level(ids[9:17, None], 3, 2)
+            ids[:8], torch.zeros(2, dtype=torch.long, device=META), 7, None, TreeLevel(ids[9:17, None], 3, 2)
         )
         one = torch.empty_like(ids[:1])
         links, lines = one.expand(1, 2, n + 1), one.expand(1, n + 1, 4)
@@ -251,33 +252,33 @@ def compile_for_run() -> None:
     options = [StackOptions("triforce", budget=SMALL_BUDGET, **changes) for changes in CHANGES]
     kernels = [each for one in options for each in kernels_of(config, one)]
     kernels += [each for kv in KEPT for each in kernels_of(config, PLAIN, kv=kv)]
-    compile_all(kernels, torch.cuda.get_device_capability())
+    compile_all(kernels, torch.cuda.get_device_capability(), chip.shared_memory())
 
 
 def main() -> None:
     found: dict[str, Any] = {}
-    with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
+    with dry.without_gpu(*HOPPER), pytest.MonkeyPatch.context() as patch:
         launched, ahead = answered(sys.argv[1], patch)
         found["launched"], found["ahead"] = ([key[0] for key in keys] for keys in (launched, ahead))
         found["missed"] = [str(key) for key in launched - ahead]
-    with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
+    with dry.without_gpu(*HOPPER), pytest.MonkeyPatch.context() as patch:
         launched, ahead = answered(sys.argv[1], patch, policy="attention")
         found["lists"] = [key[0] for key in launched], [str(key) for key in launched - ahead]
-    with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
+    with dry.without_gpu(*HOPPER), pytest.MonkeyPatch.context() as patch:
         launched, ahead = answered("naive", patch, SEQUENCES, CONTEXT + SLACK - 90)
         found["together"] = [key[0] for key in launched], [str(key) for key in launched - ahead]
-    with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
+    with dry.without_gpu(*HOPPER), pytest.MonkeyPatch.context() as patch:
         launched, ahead = answered("triforce", patch, tree=TreeOptions("sequoia", 16, 4))
         found["trees"] = [key[0] for key in ahead], [str(key) for key in launched - ahead]
-    with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
+    with dry.without_gpu(*HOPPER), pytest.MonkeyPatch.context() as patch:
         tree = TreeOptions("sequoia", 16, 4)
         launched, ahead = answered("naive", patch, SEQUENCES, CONTEXT + SLACK - 90, tree=tree)
         found["trees together"] = [key[0] for key in launched], [str(key) for key in launched - ahead]
     for kv in KEPT:
-        with dry.without_gpu(HOPPER), pytest.MonkeyPatch.context() as patch:
+        with dry.without_gpu(*HOPPER), pytest.MonkeyPatch.context() as patch:
             launched, ahead = answered("triforce", patch, kv=kv)
             found[format_name(kv)] = [key[0] for key in launched], [str(key) for key in launched - ahead]
-    with dry.without_gpu(HOPPER):
+    with dry.without_gpu(*HOPPER):
         for name in ARCHITECTURES:
             launched, ahead = of_transformers(name)
             found[name] = [str(key) for key in launched - ahead], [key[0] for key in ahead]

@@ -147,6 +147,8 @@ class Hierarchy:
         began, self.text, self.at = self.clock, text, start
         self.cached, self.built = start, start - 2 * self.machine.stride
         end = start + tokens
+        for planner in (self.planner, self.middle):
+            planner.another_text()
         self.planner.times.in_a_row = 0
         self.planner.investment.begin(tokens)
         while self.at < end:

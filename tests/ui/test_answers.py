@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 
+import pytest
 from rich.console import Console
 from support.consoles import written
 
@@ -74,6 +75,19 @@ def test_what_is_printed() -> None:
     lines = written(plain.out).splitlines()
     assert lines[:2] == ["1. Who?", "they"]
     assert "2. Why, with a line end?" in lines
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_pipe_gets_the_answers_and_standard_error_which_were_cut_short(quiet: bool) -> None:
+    out, err = (Console(file=io.StringIO(), width=60) for _ in range(2))
+    items = [*ended(1, "because", "length"), *ended(0, "they"), *ended(2, "there", "repetition")]
+    show_answers(iter(items), QUESTIONS, Screen.of(out, err, quiet=quiet))
+    assert written(out) == "they\n\nbecause\n\nthere\n"
+    cut = [
+        "2. Why, with a line end?: stopped at the limit of 7 tokens",
+        "3. Where?: stopped after 5 tokens because the answer repeats itself",
+    ]
+    assert written(err).splitlines() == ([] if quiet else cut)
 
 
 def test_an_interrupt_keeps_what_there_is() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import signal
 import subprocess
@@ -152,8 +153,9 @@ def test_only_who_can_type_is_told_of_continue(reason: FinishReason, advice: str
     def cut(_question: str) -> Iterator[ChatEvent]:
         yield from (Text((1,), "So."), Finished(reason, 9, 0, 1, 0.1, 0.1, 0.1))
 
-    for typed in (True, False):
-        chat = Chat(detail="plain")
+    details: tuple[Detail, ...] = ("plain", "bare")
+    for typed, detail in itertools.product((True, False), details):
+        chat = Chat(detail=detail)
         chat.conversation.ask = cut  # type: ignore[assignment, method-assign]
         if typed:
             chat.type(f"Why?\r{CTRL_D}")
@@ -188,6 +190,26 @@ def test_the_toolbar_has_the_numbers() -> None:
     chat = Chat()
     chat.type(f"/doc book\rhello\r{CTRL_D}")
     assert chat.repl._toolbar() == " model · context 1 / 131,072 tokens (0 %) · 20.0 ms/token · book"
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (90, " small in Q4_1, keys and values in float16 · context 9,547 / 131,072 tokens (7 %)"),
+        (80, " small in Q4_1 · context 9,547 / 131,072 tokens (7 %) · a book"),
+        (40, " small in Q4_1 · context 7 % · a book"),
+        (30, " small in Q4_1 · context 7 %"),
+    ],
+)
+def test_a_narrow_toolbar_still_tells_how_much_of_the_context_is_used(
+    columns: int, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = Chat()
+    chat.out.width = columns
+    chat.conversation.add(Document("a book", "a book", (Page(1, 9_547 * "x"),)))
+    labels = Labels("small in Q4_1, keys and values in float16", "auto")
+    monkeypatch.setattr(chat.repl, "_labels", lambda: labels)
+    assert chat.repl._toolbar() == shown
 
 
 @pytest.fixture

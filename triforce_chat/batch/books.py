@@ -36,7 +36,7 @@ class BookLine:
 
     @property
     def id(self) -> str:
-        """The same in every run that names the file and asks the question in the same words."""
+        """The id of the line, the same in every run that names the file and asks the question in the same words."""
         named = os.fsencode(self.file) + b"\0" + self.question.encode("utf-8", "surrogatepass")
         return hashlib.sha256(named).hexdigest()[:ID_LENGTH]
 

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from triforce_chat.batch.crew import Crew, Done, Lost, Progress, Ready, Report, Said, Unusable
 from triforce_chat.batch.lines import Answered, Line, error_object, late
 from triforce_chat.batch.output_file import OutputFile
 from triforce_chat.batch.queue import Queue
+from triforce_chat.batch.worker_pool import Done, Lost, Progress, Ready, Report, Said, Unusable, WorkerPool
 from triforce_chat.errors import TriforceError
 from triforce_chat.ui.batch_progress import BatchView
 
@@ -38,26 +38,26 @@ class Running:
 
 
 class Driver:
-    """Has the lines of a queue answered by a crew."""
+    """Has the lines of a queue answered by a worker pool."""
 
     def __init__(
         self,
         queue: Queue,
-        crew: Crew,
+        pool: WorkerPool,
         output: OutputFile,
         view: BatchView,
         limit: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``limit``: seconds for an answer, after which a worker that does not give it up by itself is replaced."""
-        self._queue, self._crew, self._output, self._view, self._clock = queue, crew, output, view, clock
-        self._limit = limit if crew.replaceable else None
-        self._starts = dict.fromkeys(range(crew.size), 1)  # of each worker since it last had a model
+        self._queue, self._pool, self._output, self._view, self._clock = queue, pool, output, view, clock
+        self._limit = limit if pool.replaceable else None
+        self._starts = dict.fromkeys(range(pool.size), 1)  # of each worker since it last had a model
         self._widths: dict[int, int] = {}  # lines at once, of each worker that has a model
         self._running: dict[int, Running] = {}
         self._losses: Counter[str] = Counter()  # of workers, by the lines that they answered
         self._gone = 0  # workers, so far
-        self._born = dict.fromkeys(range(crew.size), 0)  # how many had ended when each one was started
+        self._born = dict.fromkeys(range(pool.size), 0)  # how many had ended when each one was started
         self._lost_at: dict[str, int] = {}  # and when the latest one ended that counts against a line
         self._proven: set[str] = set()  # groups of which a line was answered
         self._seen = clock()  # when there last was a worker with a model
@@ -72,7 +72,7 @@ class Driver:
                 self._hand_out()
             if not self._running and (stopping() or not self._queue):
                 return
-            for report in self._crew.reports():
+            for report in self._pool.reports():
                 self._take(report)
             self._check_clock()
 
@@ -83,7 +83,7 @@ class Driver:
             if lines:
                 self._running[worker] = Running({line.id: line for line in lines}, self._clock())
                 self._view.begin(worker, lines[0].name)
-                self._crew.give(worker, lines)
+                self._pool.give(worker, lines)
 
     def _take(self, report: Report) -> None:
         match report:
@@ -137,7 +137,7 @@ class Driver:
         """
         self._gone += 1
         for each in ids:
-            if not self._crew.elsewhere or self._born[worker] >= self._lost_at.get(each, 0):
+            if not self._pool.elsewhere or self._born[worker] >= self._lost_at.get(each, 0):
                 self._losses[each] += 1
                 self._lost_at[each] = self._gone
 
@@ -152,19 +152,19 @@ class Driver:
         self._queue.release(worker)
         self._starts[worker] += 1
         self._born[worker] = self._gone
-        self._crew.replace(worker)
+        self._pool.replace(worker)
 
     def _dismiss(self, worker: int, error: TriforceError) -> None:
         """Go on without a worker. Raises the error if it was the last one."""
         self._widths.pop(worker, None)
         del self._starts[worker]
         self._queue.release(worker)
-        self._crew.dismiss(worker)
+        self._pool.dismiss(worker)
         if not self._starts:
             raise error
 
     def _check_clock(self) -> None:
-        now, limit, patience = self._clock(), self._limit, self._crew.patience
+        now, limit, patience = self._clock(), self._limit, self._pool.patience
         for worker, running in list(self._running.items()):
             if limit is not None and now - running.since > limit + GRACE:
                 del self._running[worker]

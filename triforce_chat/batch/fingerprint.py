@@ -38,7 +38,7 @@ class Maker:
 
     @classmethod
     def of(cls, options: Options, shared: Sequence[str] = ()) -> Maker:
-        """Of a run whose model has been chosen."""
+        """The fingerprints of a run whose model has been chosen."""
         changes = {
             spec.name: getattr(options, spec.name)
             for spec in OPTIONS
@@ -48,7 +48,7 @@ class Maker:
         return cls(identity(options.model), settings, tuple(shared))
 
     def fingerprint(self, documents: Sequence[str]) -> dict[str, Any]:
-        """Of answers about these documents as they are now. Raises OSError."""
+        """The fingerprint of answers about these documents as they are now. Raises OSError."""
         files = [stamp(path) for path in (*self.shared, *documents)]
         return {"files": files, "model": self.model, "settings": self.settings}
 

@@ -27,7 +27,7 @@ class Line(Protocol):
 
     @property
     def group(self) -> str:
-        """The same for lines about the same documents, whose keys and values they share."""
+        """A key that is equal for lines about the same documents, whose keys and values they share."""
         ...
 
     @property

@@ -47,7 +47,7 @@ class LockedFile:
 
     @classmethod
     def open(cls, path: Path, more: int = 0) -> Self:
-        """The same with ``more`` flags, for a file that nobody replaces meanwhile."""
+        """Open and lock a file, with ``more`` flags for ``os.open``; it must not be replaced meanwhile."""
         number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | more, 0o666)
         try:
             return cls(number, _lock(number, path))

@@ -86,7 +86,7 @@ class OutputFile:
         except OSError as error:
             copy.unlink(missing_ok=True)
             raise NotWritten(f"{copy}: {error.strerror}") from None
-        # The old file is closed only now: whoever waits for it finds a new one in its place.
+        # The old file is closed only now: a process that waits for it finds a new one in its place.
         self._file = new.in_place_of(self._file)
         self.answered, self.failed = self.answered - ids, self.failed - ids
 

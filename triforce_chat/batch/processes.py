@@ -1,4 +1,4 @@
-"""A crew of processes on this machine, each with an engine of its own."""
+"""A worker pool of processes on this machine, each with an engine of its own."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from triforce_chat.batch.crew import TICK, Lost, Replaceable, Report
 from triforce_chat.batch.lines import Line
 from triforce_chat.batch.worker import Job, Load
+from triforce_chat.batch.worker_pool import TICK, Lost, Replaceable, Report
 from triforce_chat.parallel.commands import Shutdown
 
 FAREWELL = 5.0  # seconds for a worker to end by itself
@@ -45,7 +45,7 @@ class Worker:
 
 
 class Processes(Replaceable):
-    """A crew of one process for each environment in ``environments``."""
+    """A worker pool of one process for each environment in ``environments``."""
 
     patience = None  # a process either loads its model or ends
 

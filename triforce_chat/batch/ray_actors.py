@@ -1,4 +1,4 @@
-"""A crew of Ray actors, each with an engine of its own, on the machines of a cluster.
+"""A worker pool of Ray actors, each with an engine of its own, on the machines of a cluster.
 
 With ``--tp`` an engine has an actor for each rank, in a placement group, so that they may be of several machines; ranks
 find each other as those that torchrun started.
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from triforce_chat.batch.crew import TICK, Done, Lost, Replaceable, Report, Unusable
 from triforce_chat.batch.driver import NoWorkerLeft
 from triforce_chat.batch.lines import Answerer, Line
 from triforce_chat.batch.worker import Job, Load, answer, loaded
+from triforce_chat.batch.worker_pool import TICK, Done, Lost, Replaceable, Report, Unusable
 from triforce_chat.errors import TriforceError, UsageError
 from triforce_chat.settings.settings import Settings
 
@@ -88,7 +88,7 @@ class Share:
 
 @dataclass(slots=True)
 class Actors:
-    """Those of a worker, in a placement group if they are several."""
+    """The actors of one worker, in a placement group if they are several."""
 
     reader: Any
     ranks: Sequence[Any] = ()  # but the first
@@ -96,7 +96,7 @@ class Actors:
 
 
 class RayActors(Replaceable):
-    """A crew of actors. Ray does not restart them: the driver does, and knows which lines were lost."""
+    """A worker pool of actors. Ray does not restart them: the driver does, and knows which lines were lost."""
 
     elsewhere = True
 
@@ -206,7 +206,7 @@ def connected(address: str) -> Any:
 
 
 def check_reachable(address: str) -> None:
-    """Raises OSError if nobody listens at "host:port", where Ray itself would try for minutes."""
+    """Raises OSError if nothing listens at "host:port", where Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()

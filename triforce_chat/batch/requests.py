@@ -69,7 +69,7 @@ class RequestLine:
 
 @dataclass(slots=True)
 class OfflineAnswer:
-    """A request that waited for nobody, and the answer to it so far."""
+    """A request that is being answered, and its answer so far."""
 
     request: ChatCompletionRequest
     tally: Tally = field(default_factory=Tally)
@@ -191,7 +191,7 @@ class RequestAnswerer:
         return Answered(line.id, record, len(answer.tally.token_ids))
 
     def _adapter(self, documents: tuple[str, ...]) -> tuple[SessionAdapter, Fingerprint]:
-        """For requests about these documents. Raises DocumentError, DoesNotFit and OSError."""
+        """The adapter for requests about these documents. Raises DocumentError, DoesNotFit and OSError."""
         if self._opened is None or self._opened[0] != documents:
             self._opened = None  # documents that cannot be read leave none open
             heap.trim()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from triforce_chat.batch.crew import Crew
 from triforce_chat.batch.driver import Driver
 from triforce_chat.batch.fingerprint import Maker
 from triforce_chat.batch.lines import Line
 from triforce_chat.batch.output_file import OutputFile
 from triforce_chat.batch.queue import Queue
+from triforce_chat.batch.worker_pool import WorkerPool
 from triforce_chat.errors import Incomplete, Interrupted, TriforceError, UsageError
 from triforce_chat.ui.batch_progress import BatchView
 from triforce_chat.ui.formatting import count, shorten
@@ -27,14 +27,14 @@ class LastAnswers(Interrupt):
 
 
 def answer_lines(
-    lines: Sequence[Line], crew: Crew, output: OutputFile, view: BatchView, limit: float | None = None
+    lines: Sequence[Line], pool: WorkerPool, output: OutputFile, view: BatchView, limit: float | None = None
 ) -> bool:
     """Have the lines answered and write each answer to the disk; returns whether Ctrl-C stopped that.
 
     ``limit``: seconds for an answer. Raises what ``Driver.run`` raises.
     """
-    with LastAnswers(view.stopping) as interrupt, view, crew:
-        Driver(Queue(lines), crew, output, view, limit).run(lambda: interrupt.requested)
+    with LastAnswers(view.stopping) as interrupt, view, pool:
+        Driver(Queue(lines), pool, output, view, limit).run(lambda: interrupt.requested)
     return interrupt.requested
 
 

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from rich.console import Console
 
-from triforce_chat.batch.crew import Done, Lost, Progress, Ready, Report, Said, Unusable, relayed
 from triforce_chat.batch.lines import Answerer, Line, within
+from triforce_chat.batch.worker_pool import Done, Lost, Progress, Ready, Report, Said, Unusable, relayed
 from triforce_chat.engine.events import Prefilled, Text
 from triforce_chat.errors import RankLost, TriforceError
 from triforce_chat.parallel.failure import describe_error
@@ -33,7 +33,7 @@ class Load(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker is told at its start."""
+    """What a worker needs to start."""
 
     worker: int
     load: Load
@@ -73,7 +73,7 @@ def loaded(job: Job, send: Callable[[Report], None]) -> Answerer | None:
 
 
 def answer(job: Job, answerer: Answerer, lines: Sequence[Line]) -> Iterator[Report]:
-    """What the driver is told of answers that run at once."""
+    """Reports to the driver about answers that run at once."""
     try:
         for report in relayed(job.worker, within(answerer.answer(lines), job.limit)):
             if isinstance(report, Done) or (isinstance(report, Progress) and isinstance(report.event, TOLD)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from triforce_chat.chat.transcript import TokenizedDocument
 from triforce_chat.documents import Document, runs
@@ -16,6 +17,7 @@ OTHERWISE = (
     "choose a longer --context or a model that has one; in chat, ask and summarize --endless streaming reads "
     "all of it but remembers only the end (lossy)"
 )
+PAGES_AT_ONCE = 64  # that are tokenized together, on all cores, although the first of them may be too long
 SHORTEST_ANSWER = 16  # tokens; a smaller --max-tokens is not worth suggesting
 
 
@@ -37,11 +39,14 @@ def check_document(added: TokenizedDocument, used: int, max_tokens: int, limit: 
 
 
 def check_before_weights(
-    documents: Sequence[Document], encode: Callable[[str], list[int]], max_tokens: int, limit: int
+    documents: Sequence[Document],
+    encode_each: Callable[[Sequence[str]], list[list[int]]],
+    max_tokens: int,
+    limit: int,
 ) -> None:
     """Raise DoesNotFit for documents so long that the rest of the prompt does not matter.
 
-    Their tokens are counted as far as the context reaches and estimated behind that; what may just fit is left to
+    Their tokens are counted as far as the context reaches and estimated after that; what may just fit is left to
     ``check_document``, so that a document of ordinary length is tokenized once.
     """
     if sum(len(page.text) for document in documents for page in document.pages) <= CERTAIN * limit:
@@ -52,8 +57,10 @@ def check_before_weights(
         tokens: list[list[int]] = []
         # One page may be a whole book.
         pages = tuple(replace(page, text=page.text[: LONGEST_TOKENS * limit]) for page in document.pages)
-        for at, page in enumerate(pages, 1):
-            tokens.append(encode(page.text))
+        starts = range(0, len(pages), PAGES_AT_ONCE)
+        groups = ([page.text for page in pages[at : at + PAGES_AT_ONCE]] for at in starts)
+        for at, ids in enumerate(chain.from_iterable(map(encode_each, groups)), 1):
+            tokens.append(ids)
             used += len(tokens[-1])
             if used > limit - reserve:
                 counted, read = sum(map(len, tokens)), sum(len(page.text) for page in pages[:at])
@@ -80,7 +87,10 @@ def check_question(prompt_tokens: int, max_tokens: int, limit: int) -> None:
 
 
 def _room(room: int, limit: int, reserve: int) -> str:
-    return f"{room:,} of the context's {limit:,} are free ({reserve:,} are reserved for a question and its answer)"
+    return (
+        f"{room:,} of the context's {limit:,} are free ({reserve:,} are reserved for a question and its answer, fewer "
+        f"with a smaller --max-tokens)"
+    )
 
 
 def _advice(added: TokenizedDocument, room: int) -> str:
@@ -95,5 +105,8 @@ def _advice(added: TokenizedDocument, room: int) -> str:
         unit, first = added.document.unit, len(added.document.pages[0].text)
         share = f", only about {first * room // len(added.pages[0]):,} characters of it do" if room else ""
         return f"its first {unit} alone does not fit{share}: shorten it, or {OTHERWISE}"
-    numbers = runs(page.number for page in added.document.pages[:fitting])
-    return f"--pages {numbers} would fit, or {OTHERWISE}"
+    pages = added.document.pages
+    numbers = runs(page.number for page in pages[:fitting])
+    return (
+        f"--pages {numbers} would fit ({fitting:,} of {len(pages):,} {added.document.unit}s), or {OTHERWISE}"
+    )

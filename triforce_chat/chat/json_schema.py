@@ -63,7 +63,7 @@ class JsonConstraint:
         consumed = 0
         for row in range(len(drafted) + 1):
             masks[row] = self._mask(vocabulary)
-            # Nothing follows an end token, so the rows behind it are not used; it could not be rolled back.
+            # Nothing follows an end token, so the rows after it are not used; it could not be rolled back.
             if row == len(drafted) or drafted[row] in self._ends or not masks[row, drafted[row]]:
                 break
             self._matcher.consume_token(drafted[row])

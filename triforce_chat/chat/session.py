@@ -216,7 +216,7 @@ class ChatSession:
             self._record(question, ids, fast)
 
     def question_ids(self, question: str) -> list[int]:
-        """The tokens of a question, behind passages of the documents if they are long and the context has room."""
+        """The tokens of a question, after passages of the documents if they are long and the context has room."""
         ids = self.transcript.question_ids(question, self.settings.passages)
         fits = self.context_used + len(ids) + self.settings.max_tokens <= self.engine.context
         return ids if fits else self.encode(question)

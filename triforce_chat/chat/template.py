@@ -84,7 +84,7 @@ class ChatFormat:
         return frozenset(self._structural_tokens().values())
 
     def token_ends(self, text: str) -> Sequence[int]:
-        """For each token of ``encode(text)`` its end in the text, in characters.
+        """The end of each token of ``encode(text)`` in the text, in characters.
 
         Those of the latest texts are remembered.
         """

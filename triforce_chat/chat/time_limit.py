@@ -1,4 +1,4 @@
-"""A limit of time for a program of somebody else that runs inside this one, in any thread."""
+"""A time limit for foreign code that runs inside this program, in any thread."""
 
 from __future__ import annotations
 

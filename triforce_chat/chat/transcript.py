@@ -9,7 +9,7 @@ from itertools import chain
 
 from triforce_chat.chat.conversation import StoredTurn, Turn
 from triforce_chat.chat.events import Tally
-from triforce_chat.chat.quoting import quoted_before
+from triforce_chat.chat.quoting import LONG, quoted_before
 from triforce_chat.chat.sources import PageWeights
 from triforce_chat.chat.template import ChatFormat, Message
 from triforce_chat.chat.thinking import split_thought
@@ -21,9 +21,6 @@ from triforce_chat.prompts import prompt
 
 DOCUMENT_END = -2  # marks the end of a document while a prompt is assembled
 QUESTION_START = -1  # marks where the question will begin
-# Tokens of documents from which on a question's passages are quoted again. In half of them a model finds nearly as much
-# by itself, and reading the passages takes a CPU some seconds.
-LONG = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +141,7 @@ class Transcript:
         return tokenized
 
     def question_ids(self, question: str, passages: int = 0) -> list[int]:
-        """The tokens of a question, behind at most ``passages`` quoted passages of documents that are long."""
+        """The tokens of a question, after at most ``passages`` quoted passages of documents that are long."""
         if not passages or sum(each.length for each in self.tokenized_documents) < LONG:
             return self.format.encode(question)
         return self.format.encode(quoted_before(question, self.documents, passages))

@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def has_lost_reader() -> bool:
-    """True if the parser of the command line found that nobody reads its output any more; it then exits with 1."""
+    """True if the parser of the command line found that its output is no longer read; it then exits with 1."""
     return type(sys.stdout).__name__.endswith("PacifyFlushWrapper")
 
 

@@ -16,6 +16,7 @@ from triforce_chat.cli.engines import (
     begin_on_gpu,
     compile_ahead,
     import_ahead,
+    index_ahead,
     open_session,
     with_shown_model,
 )
@@ -28,6 +29,7 @@ from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import AUTO
 
 if TYPE_CHECKING:
+    from triforce_chat.chat.events import Tally
     from triforce_chat.chat.records import RunInfo
     from triforce_chat.chat.session import ChatSession
     from triforce_chat.ui.terminal import Screen
@@ -103,9 +105,20 @@ def ask(
         raise UsageError(f"the question is empty; {usage(documents)}")
     if is_document(question):
         raise UsageError(f"no question given, only documents; {usage(arguments)}")
+    refuse_loose_words(documents, question)
     answer(
         documents, question, options, compare_autoregressive, None if schema is None else read_schema(schema)
     )
+
+
+def refuse_loose_words(documents: list[str], question: str) -> None:
+    """Raise UsageError if a shell has split a question that was not quoted, so that words of it stand for documents."""
+    words = [each for each in documents if each.isalpha() and not is_document(each)]
+    if words and documents[-1] == words[-1] and not any(map(str.isspace, question)):
+        raise UsageError(
+            f"{words[-1]}: no such file; if it is a word of the question, put the question in quotes; "
+            f"{usage([each for each in documents if each not in words])}"
+        )
 
 
 def usage(documents: list[str]) -> str:
@@ -175,9 +188,11 @@ def opened(
 
     screen = screen_of(options)
     begin_on_gpu(options.settings)
-    compile_ahead(EngineSpec(options.settings, sequences=sequences), screen)
+    # Before this thread waits for the driver.
     import_ahead()
+    compile_ahead(EngineSpec(options.settings, sequences=sequences), screen)
     texts, automatic = read_all(documents, options, screen), options.model == AUTO
+    index_ahead(texts, options)
     options = with_shown_model(options, screen)
     session, load_s = open_session(texts, options, screen)
     return session, options, screen, run_info_of(options, automatic, session, load_s)
@@ -209,6 +224,7 @@ def answer_once(
         )
         if screen.detail == "bare":
             advise(session, question, tally.text, options, screen)
+        show_remedy(tally, options, screen)
         if time.monotonic() - began >= LONG:
             notify(options.notify, "answered", screen)
     return tally.finished.reason if tally.finished else "interrupted"
@@ -221,6 +237,15 @@ def advise(session: ChatSession, question: str, answer: str, options: Options, s
 
     for words in standing(question, session.documents) if is_denial(answer) else ():
         show_warning(options, screen, standing_line(words))
+
+
+def show_remedy(tally: Tally, options: Options, screen: Screen) -> None:
+    """Say how to get the whole of an answer that was cut short."""
+    from triforce_chat.ui.formatting import UNATTENDED_REMEDIES
+
+    remedy = tally.finished and UNATTENDED_REMEDIES.get(tally.finished.reason)
+    if remedy:
+        show_warning(options, screen, remedy)
 
 
 def compare_once(
@@ -243,4 +268,4 @@ def compare_once(
 
 
 def ignore(_event: dict[str, Any]) -> None:
-    """Receives the events that nobody asked to print."""
+    """Receives the events that are not printed."""

@@ -20,9 +20,9 @@ from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import AUTO
 
 if TYPE_CHECKING:
-    from triforce_chat.batch.crew import Crew
     from triforce_chat.batch.lines import Line
     from triforce_chat.batch.output_file import OutputFile
+    from triforce_chat.batch.worker_pool import WorkerPool
     from triforce_chat.documents import Document
     from triforce_chat.ui.batch_progress import BatchView
     from triforce_chat.ui.terminal import Screen
@@ -156,26 +156,26 @@ class Run:
 
         options = self._chosen().options
         screen = screen_of(options)
-        crew = self._crew(lines, screen)
+        pool = self._pool(lines, screen)
         quiet, names = options.quiet or options.json, [line.name for line in lines]
         self.view = batch_view(names, self._plan.has_books, screen.err, quiet, options.plain)
-        return answer_lines(lines, crew, output, self.view, self._how.time_limit)
+        return answer_lines(lines, pool, output, self.view, self._how.time_limit)
 
-    def _crew(self, lines: Sequence[Line], screen: Screen) -> Crew:
+    def _pool(self, lines: Sequence[Line], screen: Screen) -> WorkerPool:
         groups = len({line.group for line in lines})
         return self._crew_here(groups, screen) if self._how.ray is None else self._crew_of_ray(groups, screen)
 
-    def _crew_of_ray(self, groups: int, screen: Screen) -> Crew:
+    def _crew_of_ray(self, groups: int, screen: Screen) -> WorkerPool:
         from triforce_chat.batch.ray_actors import RayActors
 
         options, how = self._job.options, self._how
-        self._plan.documents(options, screen)  # what cannot be read is told before a cluster is asked
+        self._plan.documents(options, screen)  # unreadable files are reported before a cluster is used
         return RayActors(self._job, how.ray or "", options.settings, how.workers, groups, how.time_limit)
 
-    def _crew_here(self, groups: int, screen: Screen) -> Crew:
+    def _crew_here(self, groups: int, screen: Screen) -> WorkerPool:
         """Workers on this machine, or this process, whose model is then loaded."""
-        from triforce_chat.batch.crew import ThisProcess
         from triforce_chat.batch.places import environments, worker_count
+        from triforce_chat.batch.worker_pool import ThisProcess
         from triforce_chat.loading.gpu import count_gpus
         from triforce_chat.loading.spec import EngineSpec
         from triforce_chat.parallel.rank_info import by_torchrun

@@ -37,7 +37,7 @@ class BatchJob:
         return self.load(read_all(list(self.documents), self.options, screen), screen)
 
     def load(self, documents: list[Document], screen: Screen) -> tuple[Answerer, float]:
-        """Load the model behind documents that were read."""
+        """Load the model after the documents were read."""
         from triforce_chat.batch.heap import keep_few_shapes
 
         keep_few_shapes()

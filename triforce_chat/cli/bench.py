@@ -57,7 +57,7 @@ class BenchOptions:
         int | None,
         typer.Option(
             min=2,
-            help="At most this many tokens of plain decoding, where each takes long.",
+            help="Stop plain decoding after this many tokens, where each takes long.",
             show_default=False,
         ),
     ] = None
@@ -65,7 +65,7 @@ class BenchOptions:
         int, typer.Option(min=1, help="Prompts, each from another place of the documents.")
     ] = 1
     skip_prompts: Annotated[
-        int, typer.Option(min=0, help="Leave out this many of the first prompts: a bench in several parts.")
+        int, typer.Option(min=0, help="Skip this many of the first prompts, to measure in several parts.")
     ] = 0
     temperatures: Annotated[str | None, typer.Option(help="Several, as in 0,0.6,1.")] = None
     vary: Annotated[

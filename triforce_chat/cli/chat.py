@@ -221,6 +221,8 @@ def begin(
     if restored:
         show_restored(restored, options, screen)
         show_last_turn(session, screen)
+    elif opener.begun:  # which may be a mistyped name
+        show_notes([f"{opener.begun} is a new session; /sessions lists the others"], screen)
     for document in documents:
         if opener.has(document):
             show_notes([f"{document.title} is already in the session"], screen)

@@ -1,4 +1,4 @@
-"""What a shell offers behind a flag; where it offers nothing, the shell offers files."""
+"""What a shell offers after a flag; where it offers nothing, the shell offers files."""
 
 from __future__ import annotations
 

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from triforce_chat.ui.terminal import Screen
 
 LOADER = "triforce_chat.loading.load_engine"
+# What an answer needs besides.
+FURTHER = ("triforce_chat.chat.session", "triforce_chat.storage.kv.disk_cache", "triforce_chat.ui.answer")
+KERNELS = "triforce_chat.engine.kernels"
 Made = TypeVar("Made")
 
 
@@ -95,13 +98,25 @@ def compile_ahead(spec: EngineSpec, screen: Screen) -> None:
 
 
 def begin_on_gpu(settings: Settings) -> None:
-    """Have the GPU get ready for this process while it imports torch."""
+    """Have the GPU, and Triton's kernels for it, get ready for this process while it imports torch."""
     from triforce_chat.loading.compile_job import released
     from triforce_chat.loading.gpu import begin_context
 
     # Of several ranks each is a process of its own, on a GPU of its own.
     if settings.tp == 1 and not (released("torch") or "").endswith("+cpu"):
         begin_context(settings.device)
+        Thread(target=_begin_kernels, args=(settings.device,), name="kernels", daemon=True).start()
+
+
+def _begin_kernels(device: str) -> None:
+    from triforce_chat.engine.kernels_available import FIRST, identify_triton, kernels_compile
+    from triforce_chat.loading.gpu import find_gpu
+
+    with suppress(Exception):
+        gpu = find_gpu(device)
+        if gpu and gpu.capability >= FIRST and kernels_compile():
+            identify_triton()
+            import_module(KERNELS)
 
 
 def import_ahead() -> Thread | None:
@@ -121,6 +136,23 @@ def _import_loader() -> None:
 
     with no_garbage_collection(), suppress(Exception):
         import_module(LOADER)
+        # From here on the thread that waits for the loader goes on, and will find these when it needs them.
+        for each in FURTHER:
+            import_module(each)
+
+
+def index_ahead(documents: list[Document], options: Options) -> Thread | None:
+    """Have another thread find the passages of long documents, of which the question's best may be quoted.
+
+    None where they are not wanted.
+    """
+    from triforce_chat.chat.quoting import LONG, index_of
+
+    if not options.passages or sum(len(each.text) for each in documents) < LONG:
+        return None  # they have no more tokens than characters
+    ahead = Thread(target=index_of, args=(tuple(documents),), name="passages", daemon=True)
+    ahead.start()
+    return ahead
 
 
 def open_engine(
@@ -232,7 +264,7 @@ def refuse_early(documents: list[Document], options: Options, context: int, toke
 
     form = ChatFormat(tokenizer)
     checked_think(options.think, form)
-    check_before_weights(documents, form.encode, options.max_tokens, context)
+    check_before_weights(documents, form.encode_each, options.max_tokens, context)
 
 
 def kept_calibrations(target: LoadedModel, draft: LoadedModel | None, ranks: int) -> CalibrationFile:

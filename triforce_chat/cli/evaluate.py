@@ -87,12 +87,13 @@ def eviction(
         str, typer.Option(help="Eviction rules to compare.")
     ] = "window,streaming,h2o,streaming-h2o,recomputation",
     sample: Annotated[
-        int, typer.Option(min=1, help="Read one window in this many again, for recomputation.")
+        int, typer.Option(min=1, help="For the rule recomputation, read only one window in this many.")
     ] = 8,
     example: Annotated[
         int,
         typer.Option(
-            min=0, help="Continue this many tokens by each rule with a fifth of them kept; 0 for none."
+            min=0,
+            help="Length of the continuations that each rule generates with a fifth of the cache kept; 0 for none.",
         ),
     ] = 2048,
 ) -> None:
@@ -138,7 +139,9 @@ def facts(
     options: Options,
     contexts: Contexts = LENGTHS,
     count: Annotated[int, typer.Option("--documents", min=1, help="Documents per length.")] = 10,
-    page_tokens: Annotated[int | None, typer.Option(help="Mark pages of this many tokens.")] = None,
+    page_tokens: Annotated[
+        int | None, typer.Option(help="Mark pages of this many tokens in the documents.")
+    ] = None,
 ) -> None:
     """Recall of facts planted into the documents: asked for one by one, answered greedily."""
     lengths, options = parse_list(contexts), greedy(options)
@@ -189,7 +192,7 @@ def sources(
     facts: Annotated[int, typer.Option(min=1, help="Facts planted into each.")] = 10,
     page_tokens: Annotated[int, typer.Option(min=64, help="Tokens of a page.")] = 400,
 ) -> None:
-    """How often the source pages of an answer contain it: facts planted on random pages."""
+    """How often an answer's source pages include the right one: facts planted on random pages."""
     lengths, options = parse_list(contexts), greedy(options)
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
@@ -243,7 +246,7 @@ def acceptance(
         bool,
         typer.Option(
             "--ranks",
-            help="Also tell how often the draft's first, second, ... child passes in a tree, and keep that for --tree.",
+            help="Also report how often a tree's first, second, ... child passes, and keep that for --tree.",
         ),
     ] = False,
 ) -> None:

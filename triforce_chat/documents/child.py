@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def end_with(parent: int) -> None:
-    """Have this process ended with its parent, which nobody would read the answer for."""
+    """Have this process ended with its parent, since nothing would read its answer any more."""
     if sys.platform == "linux":
         import ctypes
 
@@ -89,7 +89,7 @@ def answer(asked: bytes) -> bytes:
 
 
 def parser(kind: str, password: str | None, ocr: bool) -> Callable[[bytes], Parsed]:
-    # Imported on use: the library behind a parser takes most of the time that this process needs to start.
+    # Imported on use: the library that a parser uses takes most of the time that this process needs to start.
     match kind:
         case "PDF":
             from triforce_chat.documents.pdf import parse_pdf

@@ -17,7 +17,7 @@ IN_FOLDERS = {*EXTENSIONS, ".txt"}  # the files of a folder that are documents
 def find_files(named: Sequence[str]) -> list[str]:
     """The files that paths, folders (with theirs) and patterns name, each once; addresses in the web as they are.
 
-    A name without a file stays, so that whoever reads it tells what is wrong with it.
+    A name without a file stays, so that reading it reports what is wrong.
     """
     return list(dict.fromkeys(file for each in named for file in _files(each)))
 

@@ -156,7 +156,7 @@ def _with_bodies(lines: Sequence[str], headings: Sequence[int]) -> list[int]:
 
 
 def _stacked(lines: Sequence[str], run: Sequence[int]) -> list[int]:
-    """The last of a run of headings, behind those above it in rank."""
+    """The last of a run of headings, after those above it in rank."""
     kept = [run[-1]]
     for index in reversed(run[:-1]):
         if _rank(lines[index].strip()) >= _rank(lines[kept[0]].strip()):

@@ -47,7 +47,7 @@ def with_tex_ligatures(text: str) -> str:
 def joined(texts: Sequence[str]) -> list[str]:
     """With each word that a hyphen divides at a line end in one piece, on its first line.
 
-    Whether the hyphen belongs to the word is told by the words of all texts.
+    Whether the hyphen belongs to the word follows from the words of all texts.
     """
     known = Counter(word.lower() for text in texts for word in _WORD.findall(_DIVIDED.sub(" ", text)))
     return [_DIVIDED.sub(lambda match: f"{_whole(match, known)}{match[4]}\n", text) for text in texts]

@@ -11,7 +11,7 @@ from triforce_chat.errors import DocumentError, UsageError
 GARBLED = "characters that the fonts do not identify: try --ocr"
 MAX_TEXT = (
     64 << 20
-)  # characters; the longest novels have five million, and longer texts are told what would fit
+)  # characters; the longest novels have five million, and for longer texts an error says what would fit
 
 
 @dataclass(frozen=True, slots=True)

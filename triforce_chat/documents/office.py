@@ -22,7 +22,7 @@ _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 
 
 def parse_docx(data: bytes) -> Parsed:
-    """A Word file, with its footnotes behind the text."""
+    """A Word file, with its footnotes after the text."""
     docx = _checked(data, "docx", "python-docx")
     document = docx.Document(BytesIO(data))
     flow = Flow()

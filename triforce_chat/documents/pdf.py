@@ -22,7 +22,7 @@ from triforce_chat.documents.ranges import fold
 from triforce_chat.documents.readable import doubt, without_glyph_names
 from triforce_chat.errors import DocumentError
 
-# What programs write where nobody gave a title; the file's own name says more.
+# What programs write where no title was given; the file's own name says more.
 NO_TITLE = re.compile(
     r"\(?(?:untitled|unnamed|none)\)?|microsoft word - .*|.*\.(?:docx?|tex|dvi|indd|qxd|pdf)", re.I
 )

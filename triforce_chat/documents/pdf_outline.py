@@ -40,7 +40,7 @@ def _entries(reader: PdfReader, items: Sequence[Any], level: int) -> Iterator[tu
 
 
 def _start(title: str, text: str) -> int:
-    """Where a line of the page begins with the title, also behind a number and over two lines; else its top."""
+    """Where a line of the page begins with the title, also after a number and over two lines; else its top."""
     words = r"\W+".join(map(re.escape, re.findall(r"\w+", title)))
     match = re.search(rf"^[\W\d]*{words}", text, re.I | re.M) if words else None
     return match.start() if match else 0

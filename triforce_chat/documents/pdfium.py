@@ -45,7 +45,7 @@ def pdfium_texts(data: bytes, password: str | None, page_seconds: float) -> dict
         texts |= {index: text for index, text, _ in told}
         if not told or told[-1][0] + 1 == told[-1][2]:
             break
-        first = told[-1][0] + 2  # behind the page that ended the process
+        first = told[-1][0] + 2  # after the page that ended the process
     return texts
 
 

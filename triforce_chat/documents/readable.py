@@ -1,4 +1,4 @@
-"""How much of a text is no text: what the fonts of a PDF did not tell, and what they told wrong."""
+"""How much of a text is unreadable: characters that the fonts of a PDF do not identify, or identify wrongly."""
 
 from __future__ import annotations
 

@@ -46,6 +46,10 @@ OTHERS = (
         "a file from an old version of Office; save it as .docx, .pptx or PDF",
     ),
     (0, b"{\\rtf", "an RTF file; save it as .docx, .odt or PDF"),
+    *(
+        (0, first, "an image; save it as PDF and read it with --ocr")
+        for first in (b"\x89PNG\r\n", b"\xff\xd8\xff", b"II*\0", b"MM\0*")
+    ),
 )
 EXTENSIONS: Mapping[str, str] = MappingProxyType(
     {".pdf": "PDF", ".epub": "EPUB", ".md": "Markdown", ".markdown": "Markdown"}
@@ -56,7 +60,7 @@ EXTENSIONS: Mapping[str, str] = MappingProxyType(
 
 
 class EmptyFile(DocumentError):
-    """A file of no bytes but white space: whoever leaves it out misses nothing."""
+    """A file that is empty or only white space: leaving it out loses nothing."""
 
 
 def read(
@@ -97,7 +101,7 @@ def _headings(parsed: Parsed) -> Iterator[Heading]:
 
 
 def detect(data: bytes, suffix: str = "") -> str:
-    """PDF, EPUB, HTML, Markdown or text: told by the content if it can be, else by the file's extension."""
+    """PDF, EPUB, HTML, Markdown or text: recognized by the content if possible, else by the file's extension."""
     head = _unmarked(data[:HEAD]).lstrip().lower()
     if head.startswith(b"%pdf-"):
         return "PDF"

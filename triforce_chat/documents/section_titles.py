@@ -36,7 +36,7 @@ def _is_title(text: str) -> bool:
 
 
 def numbered(lines: Sequence[str]) -> list[int]:
-    """The lines of sections that are counted from 1, each with some text, and of appendices from A behind them."""
+    """The lines of sections that are counted from 1, each with some text, and of appendices from A after them."""
     found = [*_counted(lines), (len(lines), "")]
     counted = [(at, number) for (at, number), after in pairwise(found) if _has_body(lines, at + 1, after[0])]
     sections = _in_turn(lines, counted, [str(number) for number in range(1, 100)], 0)

@@ -44,7 +44,7 @@ from triforce_chat.engine.group import SingleRank
 from triforce_chat.engine.kernels import (
     Ancestors,
     Drawing,
-    Level,
+    TreeLevel,
     draw_children,
     draw_token,
     dry,
@@ -125,12 +125,15 @@ class DryRank(SingleRank):
         self.rank, self.size = rank, size
 
 
-def compile_all(models: Iterable[Kernels], capability: tuple[int, int]) -> None:
-    """Compile for GPUs of that compute capability, and wait; the models are taken one after another."""
+def compile_all(models: Iterable[Kernels], capability: tuple[int, int], shared_memory: int) -> None:
+    """Compile for GPUs of that compute capability, and wait; the models are taken one after another.
+
+    ``shared_memory``: bytes of it that a program may have on them.
+    """
     major, minor = capability
     known, children = set[Any](), list[int]()
     workers = max(1, min(MOST_WORKERS, (os.cpu_count() or 1) // 2))
-    with dry.without_gpu(10 * major + minor):
+    with dry.without_gpu(10 * major + minor, shared_memory):
         for model in models:
             found = dry.recorded(partial(launch, model))
             fresh = [found[key] for key in found.keys() - known]
@@ -227,7 +230,7 @@ def meta_model(sizes: ModelSizes, shape: Shape, ranks: int, layers: Sequence[For
 
 
 def meta_embedding(sizes: ModelSizes, shape: Shape, ranks: int, format: WeightFormat | None) -> Any:
-    """Of tokens."""
+    """A rank's token embedding as a meta tensor."""
     linear = meta_linear(sizes.vocabulary // ranks, sizes.hidden, shape, format=format)
     return linear if format is None else QuantizedEmbedding(linear.matrix)
 
@@ -315,7 +318,7 @@ def drafts(kernels: Kernels, shape: Shape) -> None:
             small(torch.zeros(rows, dtype=torch.long, device=META), place, 0)
         for rows in (each for each in TREE_WIDTHS if kernels.trees and each <= small.most):
             ids = torch.zeros(rows, dtype=torch.long, device=META)
-            small(ids, place, 0, None, Level(ids[:, None], 0, 1))
+            small(ids, place, 0, None, TreeLevel(ids[:, None], 0, 1))
     kinds = kernels.dtype, torch.int16, torch.float32
     logits, since, probs = (torch.empty(1, kernels.drawn, dtype=kind, device=META) for kind in kinds)
     tokens, numbers = (torch.empty(1, 1, dtype=kind, device=META) for kind in (torch.long, torch.float64))

@@ -58,7 +58,7 @@ class Captures:
 
     def __init__(self) -> None:
         self.count = 0
-        self.mean = USUAL_CAPTURE  # seconds of a capture, lately
+        self.mean = USUAL_CAPTURE  # seconds of a recent capture
 
     def add(self, seconds: float) -> None:
         self.count += 1
@@ -67,7 +67,7 @@ class Captures:
 
 @cache
 def captures_on(device: torch.device) -> Captures:  # noqa: ARG001
-    """The record of all captures of this process on a device: whoever times a step asks whether one was part of it."""
+    """All captures of this process on a device, by which a timed step is checked for captures."""
     return Captures()
 
 
@@ -152,7 +152,7 @@ def pool_of(graphs: Iterable[Graph[Any]]) -> Any:
 
 
 def rehearses(device: torch.device) -> bool:
-    """Whether work runs only because a capture needs that before it: nobody reads what it computes."""
+    """Whether work runs only because a capture needs that before it: its results are not read."""
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return False
     return bool(torch.cuda.current_stream(device) == stream_of(device))

@@ -26,7 +26,7 @@ class Draft:
 
     ``count`` [B] is the number of valid tokens at the start of each row, on the device; None means all n. ``parents``
     [n] holds the index of each token's parent in a tree of one sequence, -1 for the last committed token; None means a
-    chain. A token of a tree may depend on its elder siblings, and its distribution is the one that it has given them,
+    chain. A token of a tree may depend on its earlier siblings; its distribution is then the one given those,
     unless all are ``independent``. ``forest`` holds the parents in each of several sequences' trees, and ``shape`` is
     the same on the device, where a CUDA graph reads it.
     """

@@ -92,11 +92,11 @@ class Room(Protocol):
         ...
 
     def storage(self, shape: Shape, capacity: int) -> KVStorage:
-        """Of the full cache, in tokens."""
+        """The storage of a full cache of ``capacity`` tokens."""
         ...
 
     def buffer(self, shape: Shape, capacity: int) -> KVBuffer:
-        """Of a stack's next small cache."""
+        """The buffer of a stack's next small cache."""
         ...
 
 

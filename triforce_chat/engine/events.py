@@ -53,15 +53,15 @@ class Verified:
     proposed: int
     accepted: int
     drafter: str = field(default="", compare=False)  # who proposed: "draft", "lookup", or the level below
-    # What a token without drafts takes here, in milliseconds; 0: unknown. It is measured where tokens were decoded so
-    # lately, and otherwise derived from the times of verifications.
+    # What a token without drafts takes now, in milliseconds; 0: unknown. It is measured where tokens were decoded so,
+    # and otherwise derived from the times of verifications.
     plain_ms: float = field(default=0.0, compare=False)
     plain_measured: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """The retrieval cache selected its chunks anew."""
+    """The retrieval cache selected its chunks again."""
 
     kind: ClassVar[str] = "rebuilt"
     at: int  # committed tokens at that moment

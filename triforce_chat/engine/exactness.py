@@ -64,7 +64,7 @@ def doubts(engine: EngineProtocol, request: Request, made: Sequence[int]) -> Dou
 
 
 def gaps(engine: EngineProtocol, request: Request, made: Sequence[int]) -> Iterator[tuple[float, bool]]:
-    """For each made token: (distance of its score from the best, whether it is the argmax)."""
+    """For each generated token: (distance of its score from the best, whether it is the argmax)."""
     for scores, tokens in engine.rescore(request, made):
         best = scores.max(-1).values
         below = best - scores.gather(-1, tokens[:, None])[:, 0]

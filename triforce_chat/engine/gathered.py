@@ -29,9 +29,9 @@ Result = tuple[Tensor | Any, ...]  # of a task; a NamedTuple stays one
 class Task:
     """Work that a sequence waits for, and that runs as one with others' like it.
 
-    order: the smallest is the cheapest and comes first: whoever still drafts comes to verify, and then all verify
-    together. alike: equal for tasks of the same order that one call of ``run`` does. run: what it is given for each
-    sequence, to its results. ``given``: for this one. lasting: the next run does not overwrite its results.
+    order: the smallest is the cheapest and comes first: sequences that still draft reach their verification, and then
+    all verify together. alike: equal for tasks of the same order that one call of ``run`` does. run: what it is given
+    for each sequence, to its results. ``given``: for this one. lasting: the next run does not overwrite its results.
     """
 
     order: tuple[bool, int, int]
@@ -71,7 +71,7 @@ class Ended:
 
 @dataclass(eq=False)
 class Member(Generic[Made]):
-    """A running sequence: ``work`` yields what is passed on; results of tasks come from who resumes its greenlet."""
+    """A running sequence: ``work`` yields what is passed on, and resuming its greenlet passes in results of tasks."""
 
     number: int
     work: Callable[[], Generator[Made, None, Any]]
@@ -109,7 +109,7 @@ class Member(Generic[Made]):
 
 
 def switch_back(made: object) -> object:
-    """Hand something to whoever resumed this greenlet; returns what it is resumed with."""
+    """Hand something to the greenlet that resumed this one; returns what it is resumed with."""
     caller = getcurrent().parent
     assert caller is not None
     return caller.switch(made)

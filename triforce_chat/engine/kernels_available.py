@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from shutil import which
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# Compute capabilities of data-centre GPUs: other chips have too little shared memory for the kernels' tiles.
-ROOMY = ((8, 0), (9, 0), (10, 0), (10, 3))
+# The first compute capability whose chips have what the kernels use: tensor cores for bfloat16, asynchronous copies,
+# and no less than 99 KiB of shared memory for a program.
+FIRST = (8, 0)
 
 
 def kernels_run(device: torch.device) -> bool:
@@ -24,6 +26,17 @@ def kernels_run(device: torch.device) -> bool:
 def kernels_compile() -> bool:
     """Whether Triton is installed, and the C compiler that it needs."""
     return find_spec("triton") is not None and c_compiler() is not None
+
+
+def identify_triton() -> None:
+    """Have Triton hash its own files, of which the names of its compiled kernels are made.
+
+    The first launch of a process does so otherwise, and lets everybody wait for a third of a second.
+    """
+    with suppress(ImportError):  # it is no part of Triton's interface
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 def c_compiler() -> str | None:

@@ -1,4 +1,4 @@
-"""The forwards of a prefill on a device with a queue, and what the host does while they run.
+"""The forwards of a prefill on a device with a queue, and what the host does while they run, or while others are read.
 
 While the device computes a chunk, the host captures graphs that the answer will need. A device takes about a thousand
 launches ahead and then lets the host wait, so a chunk of many kernels is partly computed by the time that the last of
@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future, wait
 from itertools import islice
+from typing import Any
 
 import torch
 
@@ -32,7 +34,8 @@ class PrefillQueue:
 
     def __init__(self, device: torch.device, group: RankGroup, preparations: Iterable[Preparation]) -> None:
         self.device, self.preparations = device, iter(preparations)
-        self.in_step = group.size > 1 or device.type != "cuda"
+        self.alone = group.size == 1
+        self.in_step = not self.alone or device.type != "cuda"
         self.running: torch.cuda.Event | None = None  # completed with the latest chunk
         self.launched_at: float | None = None  # when the latest chunk was
 
@@ -53,6 +56,15 @@ class PrefillQueue:
         if not self.in_step and self.running is not None:
             self._prepare_until(math.inf)
             self.running.synchronize()
+
+    def wait_for(self, other: Future[Any]) -> None:
+        """Prepare until another thread is done with something that the prefill needs, and wait for it.
+
+        Not where ranks share a model: what one of them is waiting for, another one may have.
+        """
+        while self.alone and not other.done() and self._prepare(1):
+            pass
+        wait((other,))
 
     def _prepare_until(self, end: float) -> None:
         """Prepare while the latest chunk is being computed, but begin nothing after ``end``."""

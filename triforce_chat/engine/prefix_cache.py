@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import torch
 from torch import Tensor
@@ -89,9 +91,10 @@ class PrefixCache:
         self.spans = spans
         recalled, plan = 0, self._reuse(prompt, spans)
         self._align(plan)
-        for recalled in self._recall(plan):
-            done = len(self.ids)
-            yield Prefilled(done, len(prompt), done, time.perf_counter() - started, recalled)
+        with closing(self._recall(plan, queue)) as recalls:
+            for recalled in recalls:
+                done = len(self.ids)
+                yield Prefilled(done, len(prompt), done, time.perf_counter() - started, recalled)
         cached = len(self.ids)
         while True:
             done = len(self.ids)
@@ -151,20 +154,34 @@ class PrefixCache:
         while len(self.ids) > self.complete:  # a rollback may have to drop some of another one
             self.rollback(self.complete)
 
-    def _recall(self, plan: Sequence[Chunk]) -> Iterator[int]:
-        """Load chunks from the store if it has more than the cache; yields the tokens recalled so far."""
+    def _recall(self, plan: Sequence[Chunk], queue: PrefillQueue) -> Generator[int, None, None]:
+        """Load chunks from the store if it has more than the cache; yields the tokens recalled so far.
+
+        Another thread loads them, while this one prepares what the queue has.
+        """
         known = self.store.known(plan)
         if not known or plan[known - 1].end <= len(self.ids):
             return
         self._drop_partial()
-        first = self.complete
-        for chunk in plan[len(self.chunks) : known]:
-            if not self.store.recall(chunk, self.full):
-                return
-            self.full.restored(len(chunk.ids))
-            self._extend(chunk.ids)
-            self.chunks.append(chunk)
-            yield chunk.end - first
+        first, chunks = self.complete, plan[len(self.chunks) : known]
+        end = chunks[-1].end
+        # All of them count from here on, so that what is captured meanwhile writes to slots behind theirs.
+        self.full.restored(end - first)
+        loaded = self.store.recall(chunks, self.full)
+        loader = ThreadPoolExecutor(1, "recall")
+        try:
+            for waiting in [loader.submit(next, loaded, None) for _ in chunks]:
+                queue.wait_for(waiting)
+                chunk = waiting.result()
+                if chunk is None:
+                    return
+                self._extend(chunk.ids)
+                self.chunks.append(chunk)
+                yield chunk.end - first
+        finally:
+            loader.shutdown(cancel_futures=True)
+            if self.complete < end:
+                self.rollback(len(self.ids))
 
     def _compute_next(self, prompt: Sequence[int], plan: Sequence[Chunk], queue: PrefillQueue) -> None:
         """Prefill a piece, at most up to the next chunk boundary."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,8 +80,12 @@ class PrefixStore(Protocol):
         """How many chunks of ``plan``, with which a prompt begins, are stored without a gap from the first one on."""
         ...
 
-    def recall(self, chunk: Chunk, cache: FullCache) -> bool:
-        """Load a chunk into its slots of the cache; False if it turns out to be lost or damaged."""
+    def recall(self, chunks: Sequence[Chunk], cache: FullCache) -> Generator[Chunk, None, None]:
+        """Load chunks, one after the other, into their slots of the cache; yields each that is there.
+
+        It ends before one that turns out to be lost or damaged. Another thread than the cache's may run it, which
+        touches nothing of the cache but these slots.
+        """
         ...
 
     def keep(self, chunk: Chunk, cache: FullCache) -> None:
@@ -99,8 +103,8 @@ class NullStore:
     def known(self, plan: Sequence[Chunk]) -> int:  # noqa: ARG002
         return 0
 
-    def recall(self, chunk: Chunk, cache: FullCache) -> bool:  # noqa: ARG002
-        return False
+    def recall(self, chunks: Sequence[Chunk], cache: FullCache) -> Generator[Chunk, None, None]:  # noqa: ARG002
+        yield from ()
 
     def keep(self, chunk: Chunk, cache: FullCache) -> None:
         pass

@@ -1,6 +1,6 @@
 """Several sequences at once: each decodes as if it were alone, and their forwards run together.
 
-A sequence may draft as many tokens as it likes, accepts what passes, and ends when it ends; nobody waits for the
+A sequence may draft as many tokens as it likes, accepts what passes, and ends when it ends; none waits for the
 slowest acceptance, and no code of a level knows of other sequences (see ``gathered``). Sequences that begin with the
 same documents share their keys and values, which attention then reads once for all of them.
 """
@@ -98,7 +98,7 @@ class Places:
 
     @staticmethod
     def of(engine: Engine, requests: Sequence[Request], width: int, shared: int | None = None) -> Places:
-        """Of up to ``width`` of the requests; ``shared``: tokens that all begin with, by default as many as do."""
+        """Places for up to ``width`` of the requests; ``shared``: their common tokens, by default all of them."""
         shared = shared_prefix(engine, requests) if shared is None else shared
         longest = max(len(request.history) + request.max_tokens for request in requests)
         # Rounded, so that the next requests find the room, and graphs that were captured for it, as they need them.
@@ -108,7 +108,7 @@ class Places:
 
     @property
     def bytes_each(self) -> int:
-        """Of one sequence's own keys and values in the full cache."""
+        """Bytes of one sequence's own keys and values in the full cache."""
         shape, own = self.engine.full.shape, self.context + SLACK - self.shared
         return rounded_up(own) * shape.bytes_per_token
 

@@ -22,9 +22,9 @@ PREFIX_TOKENS = 65_536  # encoded at a time
 class Sampled:
     """What B sequences became."""
 
-    tokens: Tensor  # [B, n]; meaningless behind a sequence's length
+    tokens: Tensor  # [B, n]; meaningless after a sequence's length
     lengths: Tensor  # [B], tokens up to and including the end token
-    hidden: Tensor  # [B, n, d], the final hidden states that foretold the tokens
+    hidden: Tensor  # [B, n, d], the final hidden states that predicted the tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Temper:
 
 
 class SharedKV:
-    """Keys and values of G prefixes of equal length P and of B sequences, B/G behind each prefix."""
+    """Keys and values of G prefixes of equal length P and of B sequences, B/G after each prefix."""
 
     def __init__(self, config: Any, model: Any, groups: int, prefix: int, sequences: int, room: int) -> None:
         heads, dim = config.num_key_value_heads, getattr(config, "head_dim", None)
@@ -133,7 +133,7 @@ class Generator:
     ) -> Sampled:
         """Continue every suffix by up to ``tokens`` tokens.
 
-        prefixes: [G, P]; suffixes: B lists of at least one token, the first B/G behind prefix 0 and so on.
+        prefixes: [G, P]; suffixes: B lists of at least one token, the first B/G after prefix 0 and so on.
         """
         usual = self.model.config._attn_implementation
         self.model.set_attn_implementation(NAME)

@@ -31,7 +31,7 @@ def machine() -> dict[str, str | int]:
 
 
 def finish(device: torch.device) -> None:
-    """Wait until a device has done all that it was told: before that, a clock would flatter it."""
+    """Wait until a device has done all its work: before that, a clock would flatter it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

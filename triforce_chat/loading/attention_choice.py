@@ -62,8 +62,8 @@ def choose_attention(settings: Settings, model: Any, group: RankGroup) -> Attent
     fuses = fusible(model)
     if settings.attention == TRITON and not fuses:
         raise UsageError(
-            f"--attention {TRITON} needs Triton, a C compiler, a data-centre GPU and a model with fused blocks: "
-            f"choose {SDPA}"
+            f"--attention {TRITON} needs Triton, a C compiler, a GPU of compute capability 8.0 or more and a model "
+            f"with fused blocks: choose {SDPA}"
         )
     if settings.attention != AUTO:
         return NAMED[settings.attention]

@@ -21,7 +21,7 @@ from threading import Thread
 from typing import Any
 
 from triforce_chat import __version__
-from triforce_chat.engine.kernels_available import ROOMY, kernels_compile
+from triforce_chat.engine.kernels_available import FIRST, kernels_compile
 from triforce_chat.loading.gpu import Gpu
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.models.presets import find_preset
@@ -43,7 +43,7 @@ class Job:
     gpu: Gpu
 
     def text(self) -> str:
-        """As JSON. Two jobs with the same text need the same kernels."""
+        """This job as JSON. Two jobs with the same text need the same kernels."""
         settings = dataclasses.asdict(self.spec.settings)
         told = {name: value for name, value in settings.items() if name not in UNRELATED}
         told |= {name: located(told[name]) for name in ("model", "draft")}
@@ -61,9 +61,9 @@ class Job:
 
     @staticmethod
     def of(text: str) -> Job:
-        """From its JSON."""
+        """A job from its JSON."""
         told = json.loads(text)
-        gpu = Gpu(tuple(told["gpu"]["capability"]), told["gpu"]["memory"])
+        gpu = Gpu(**{**told["gpu"], "capability": tuple(told["gpu"]["capability"])})
         shape = find_shape(told["shape"]) if told["shape"] else None
         plain = told["capacity"], shape, told["device_memory"], told["sequences"]
         spec = EngineSpec(Settings(**told["settings"]), *plain)
@@ -82,7 +82,7 @@ def start(spec: EngineSpec, gpu: Gpu | None) -> Thread | None:
 
     The thread waits for the process, which goes on if this one ends early.
     """
-    if gpu is None or gpu.capability not in ROOMY or not kernels_compile() or not hasattr(os, "fork"):
+    if gpu is None or gpu.capability < FIRST or not kernels_compile() or not hasattr(os, "fork"):
         return None
     job = Job(spec, gpu)
     if job.marker.exists():

@@ -39,7 +39,7 @@ def main() -> None:
     os.nice(NICE)
     job = Job.of(sys.stdin.read())
     try:
-        compile_all(needed(job), job.gpu.capability)
+        compile_all(needed(job), job.gpu.capability, job.gpu.shared_memory)
     finally:  # what cannot be compiled ahead is compiled at its first launch, and not tried here again
         job.marker.parent.mkdir(parents=True, exist_ok=True)
         job.marker.touch()

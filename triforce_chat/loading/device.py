@@ -7,7 +7,7 @@ import re
 import torch
 
 from triforce_chat.engine.cache.quantization import FP8, format_name
-from triforce_chat.engine.kernels_available import ROOMY
+from triforce_chat.engine.kernels_available import FIRST
 from triforce_chat.errors import UsageError
 from triforce_chat.loading.cpu_speed import bfloat16_pays
 from triforce_chat.loading.gpu import find_gpu
@@ -99,11 +99,11 @@ def keeps_format(settings: Settings, device: str) -> bool:
 def may_keep_format(settings: Settings, device: str) -> bool:
     """Whether quantized weights can stay as they are: in one process, unless a dtype is named.
 
-    On a GPU, if it has the memory on its chip that the kernels need; one that is not here is taken to have it.
+    On a GPU, if it runs the kernels for them; one that is not here is taken to run them.
     """
     gpu = find_gpu(device)
-    roomy = gpu is None or gpu.capability in ROOMY
-    return roomy and settings.dtype in (AUTO, STORED) and settings.tp == 1
+    runs = gpu is None or gpu.capability >= FIRST
+    return runs and settings.dtype in (AUTO, STORED) and settings.tp == 1
 
 
 def require_own_memory_if_endless(settings: Settings, device: str) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection, and exempt what is made meanwhile from it for good.
+    """Pause garbage collection, and exempt what is created meanwhile from it permanently.
 
     It would walk over the objects that imports make again and again, which takes a sixth of a start, and once more in
     the middle of an answer, which then stands still for a quarter of a second.

@@ -10,6 +10,7 @@ from threading import Thread
 
 DRIVER = "libcuda.so.1"
 MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+SHARED = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class Gpu:
 
     capability: tuple[int, int]  # compute capability: (9, 0) for Hopper
     memory: int  # bytes, free or not
+    shared_memory: int  # bytes of it that a program may have on the chip
 
 
 def find_gpu(device: str) -> Gpu | None:
@@ -57,7 +59,7 @@ def _retain(number: int) -> None:
 
 
 def _number(device: str) -> int | None:
-    """Of the GPU that a device setting names, or of the first one."""
+    """The number of the GPU that a device setting names, or of the first one."""
     named = re.fullmatch(r"(?:auto|cuda)(?::([0-9]+))?", device)
     return None if named is None else int(named[1] or 0)
 
@@ -75,12 +77,13 @@ def count_gpus() -> int:
 
 def _gpu(driver: ctypes.CDLL, number: int) -> Gpu | None:
     device, memory = ctypes.c_int(), ctypes.c_size_t()
-    major, minor = ctypes.c_int(), ctypes.c_int()
+    major, minor, shared = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     failed = (
         driver.cuInit(0)
         or driver.cuDeviceGet(ctypes.byref(device), number)
         or driver.cuDeviceGetAttribute(ctypes.byref(major), MAJOR, device)
         or driver.cuDeviceGetAttribute(ctypes.byref(minor), MINOR, device)
+        or driver.cuDeviceGetAttribute(ctypes.byref(shared), SHARED, device)
         or driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
     )
-    return None if failed else Gpu((major.value, minor.value), memory.value)
+    return None if failed else Gpu((major.value, minor.value), memory.value, shared.value)

@@ -51,7 +51,7 @@ def share_matrices(draft: LoadedModel, head: DraftHead, target: LoadedModel, gro
     every = torch.arange(len(known), device=known.device)
 
     def rows(layer: torch.nn.Module) -> Tensor:
-        """Those of the known tokens: [n, H]; the ranks hold some each."""
+        """The rows of the known tokens: [n, H]; the ranks hold some each."""
         if isinstance(layer, QuantizedLayer):
             return layer.matrix.rows(known)
         return Embedding(local_shard(layer.weight), target.vocab_size, group)(known)

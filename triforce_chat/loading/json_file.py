@@ -20,7 +20,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def write_object(path: Path, values: dict[str, Any]) -> None:
-    """Replace the file at once, so that nobody reads half of it. A folder that cannot be written keeps nothing."""
+    """Replace the file at once, so that no reader sees half of it. A folder that cannot be written keeps nothing."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

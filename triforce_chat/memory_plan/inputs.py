@@ -148,7 +148,7 @@ def small_caches(stack: StackOptions, in_place: bool) -> SmallCaches:
 
 
 def caches_of_several(stack: StackOptions) -> SmallCaches:
-    """Those of each of several sequences, among which ``auto`` drafts as ``naive`` does, without a middle level."""
+    """The caches of each of several sequences, where ``auto`` drafts as ``naive`` does, without a middle level."""
     alike = dataclasses.replace(stack, name="naive") if stack.name == StackOptions().name else stack
     return small_caches(alike, in_place=False)
 

@@ -16,7 +16,7 @@ LABELS = {
     "draft": "draft",
     "activations": "activations",
 }
-KEEPING_GPUS = "on data-centre GPUs such as A30, A100 and H100"  # whose chips the kernels for it fit on
+KEEPING_GPUS = "on GPUs of compute capability 8.0 or more (RTX 30, A100 and later)"
 BUS = 55e9  # bytes per second from pinned host memory, as PCIe 5 carries them to an H100 or H200
 
 
@@ -140,7 +140,7 @@ def remedy_line(remedy: Remedy) -> str:
 
 
 def usual_context(context: int) -> str:
-    """What a chat does about a context that does not fit and that nobody asked for."""
+    """What a chat does about a default context that does not fit."""
     return f"a chat takes the longest context that fits, {context:,} tokens, unless --context names one"
 
 

@@ -80,7 +80,7 @@ class MemoryPlan:
         return kv + self.workload.streamed_weights
 
     def copied(self, tokens: int = 1) -> int:
-        """Bytes that cross the bus in a forward of so many tokens, on each GPU, behind a context that is full.
+        """Bytes that cross the bus in a forward of so many tokens, on each GPU, after a context that is full.
 
         Streamed weights and the keys and values of all tokens before go to the device, and those of new ones home.
         """

@@ -130,7 +130,7 @@ class Workload:
 
     @property
     def weight_format(self) -> str:
-        """In which the weights are kept, for people."""
+        """The format in which the weights are kept, in words."""
         return self.stored.format if self.stored else f"{8 * self.itemsize} bits"
 
     @property

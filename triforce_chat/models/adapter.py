@@ -1,7 +1,7 @@
 """Adapter folders: a LoRA (arXiv 2106.09685) in PEFT's format, and the rotary embeddings it was trained with.
 
 The low-rank product is added to the weights once, while they are loaded, so that an adapter costs no speed. Beside
-weights that stay in their quantized blocks it is computed anew in every forward.
+weights that stay in their quantized blocks it is computed separately in every forward.
 """
 
 from __future__ import annotations

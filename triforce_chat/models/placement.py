@@ -106,5 +106,5 @@ class OnGpu:
 
 
 def placement(device: torch.device, dtype: torch.dtype) -> Placement:
-    """That of a device; ``dtype``: of the wide products there."""
+    """The placement on a device; ``dtype``: of the wide products there."""
     return OnCpu(dtype) if device.type == "cpu" else OnGpu(device, dtype)

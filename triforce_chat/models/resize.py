@@ -108,7 +108,7 @@ def head_slots(config: Any, shape: BigShape) -> list[HeadSlot]:
 
 
 def rotated_dims(head_dim: int, shape: BigShape) -> Tensor:
-    """For each dimension of a small head, the dimension of a big head with the same RoPE frequency: [head_dim].
+    """The dimension of a big head with the same RoPE frequency as each dimension of a small head: [head_dim].
 
     RoPE rotates dimension i together with i + half; the small head's frequencies are evenly spaced among the big
     head's.

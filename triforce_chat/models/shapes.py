@@ -8,7 +8,7 @@ from triforce_chat.errors import UsageError
 from triforce_chat.models import published
 from triforce_chat.models.published import Fields
 
-ROUNDED_TO = ":8bit"  # behind a shape's name, if not to 4 bits
+ROUNDED_TO = ":8bit"  # after a shape's name, if not to 4 bits
 IN_8_BITS = 8
 
 

@@ -23,5 +23,5 @@ class StoredWeights:
     blocks: tuple[int, ...] = field(default=(), compare=False)  # bytes of each block's matrices in memory
 
     def with_adapter(self, size: int) -> StoredWeights:
-        """The same with an adapter's matrices of so many bytes beside them."""
+        """This format with an adapter's matrices of so many bytes beside the weights."""
         return replace(self, bytes=self.bytes + size, step_bytes=self.step_bytes + size)

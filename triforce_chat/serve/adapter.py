@@ -96,7 +96,7 @@ class SessionAdapter:
 
 
 def turn_keys(request: ChatCompletionRequest, answer: str | None = None) -> Iterator[bytes]:
-    """For each answer a hash of it and of the whole conversation before it; ``answer``: to the request's question."""
+    """A hash of each answer and of the whole conversation before it; ``answer``: to the request's question."""
     running = hashlib.sha256(json.dumps(request.system).encode())
     last = [] if answer is None else [(request.question, answer)]
     for turn in [*request.turns, *last]:

@@ -183,6 +183,6 @@ async def handle_error(_request: Request, error: Exception) -> Response:
 HANDLERS: dict[Any, Callable[[Request, Exception], Any]] = {
     ApiError: handle_error,
     HTTPException: handle_error,
-    ClientDisconnect: handle_error,  # nobody receives the response
+    ClientDisconnect: handle_error,  # there is no one to receive the response
     Exception: handle_error,
 }

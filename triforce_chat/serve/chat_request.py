@@ -99,7 +99,7 @@ def parse_request(body: bytes, names: Sequence[str]) -> ChatCompletionRequest:
 
 
 def parse_fields(body: object, names: Sequence[str]) -> ChatCompletionRequest:
-    """The same for a body that was read as JSON."""
+    """``parse_request`` for a body that was read as JSON already."""
     fields = given_fields(body)
     _check_names(fields)
     _check_model(fields, names)
@@ -130,7 +130,7 @@ def given_fields(body: object) -> dict[str, Any]:
 
 
 def fields_without(body: object, neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """The same without unsupported fields, each with the values that change nothing. Raises ApiError for others."""
+    """The fields without unsupported ones, each with the values that change nothing. Raises ApiError for others."""
     fields = given_fields(body)
     for name in neutral.keys() & fields.keys():
         _require_neutral(name, fields.pop(name), neutral[name])

@@ -53,7 +53,7 @@ class Lender(Protocol):
 
 
 class SingleEngine:
-    """Lends one engine; whoever borrows it must return it before the next."""
+    """Lends one engine, which must be returned before it is lent again."""
 
     width = 1
 
@@ -190,7 +190,9 @@ class ForkedEngines:
         shared, context = (self.shared, self.context) if shares else (0, self.origin.context)
         with convert_out_of_memory():
             engine = self.origin.fork(shared, context, self.gathered, room)
-        engine.prefix.piece = piece_of(engine.target, context)  # so that nobody waits long for a prompt
+        engine.prefix.piece = piece_of(
+            engine.target, context
+        )  # so that no answer waits long for another one's prompt
         return Seat(engine, room, shares)
 
     def _options(self, stack: StackOptions, sequences: int, shares: bool) -> StackOptions:

@@ -50,7 +50,7 @@ class FairQueue(Generic[Item]):
             items = self.waiting.pop(client)
             item = items.popleft()
             if items:
-                self.waiting[client] = items  # the client's next turn is after everybody else's
+                self.waiting[client] = items  # the client's next turn is after those of all others
             return item
 
     def remove(self, client: Hashable, item: Item) -> bool:

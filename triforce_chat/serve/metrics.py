@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from triforce_chat.engine.events import Prefilled
+
 if TYPE_CHECKING:
     from triforce_chat.serve.worker import Job
 
@@ -15,7 +17,7 @@ PREFIX = "triforce_chat_"
 HELP = {  # counters; a name in the order of their display
     "requests_total": "Requests that were answered, by how the answer ended.",
     "requests_rejected_total": "Requests that were refused because the queue was full.",
-    "prompt_tokens_total": "Tokens of prompts.",
+    "prompt_tokens_total": "Tokens of prompts, or those read of prompts whose answers were stopped before.",
     "cached_prompt_tokens_total": "Tokens of prompts that were not computed again.",
     "completion_tokens_total": "Tokens of answers.",
     "drafted_tokens_total": "Drafted tokens that the target tested.",
@@ -41,6 +43,7 @@ class Metrics:
     def ended(self, job: Job) -> None:
         """Count an answer that has ended, however it did."""
         tally, done = job.tally, job.tally.finished
+        read = tally.prefill or Prefilled(0, 0, 0, 0.0)  # so far, if it was stopped
         how = done.reason if done else "stopped" if job.cancelled else "error"
         target = tally.levels.get(tally.top)
         values: dict[str, float] = {
@@ -48,10 +51,10 @@ class Metrics:
             "drafted_tokens_total": target.tested if target else 0,
             "accepted_tokens_total": target.accepted if target else 0,
             "queued_seconds_total": job.queued_s,
-            "prompt_tokens_total": done.prompt_tokens if done else 0,
-            "cached_prompt_tokens_total": done.cached_tokens if done else 0,
-            "prefill_seconds_total": done.prefill_s if done else 0.0,
-            "decode_seconds_total": done.decode_s if done else 0.0,
+            "prompt_tokens_total": done.prompt_tokens if done else read.done,
+            "cached_prompt_tokens_total": done.cached_tokens if done else read.cached,
+            "prefill_seconds_total": done.prefill_s if done else read.seconds,
+            "decode_seconds_total": done.decode_s if done else job.decoding_s,
         }
         with self._lock:
             self._counts["requests_total", f'{{end="{how}"}}'] += 1

@@ -118,7 +118,9 @@ def console_log(console: Console) -> Log:
     """Logs one line per answer: the time, whether it was stopped, and its figures; nothing of its content."""
 
     def log(job: Job) -> None:
-        pieces = [*(["stopped"] if job.cancelled else []), *formatting.summary(job.tally)]
+        tally = job.tally
+        made = [formatting.count(len(tally.token_ids), "token")] if tally.finished is None else []
+        pieces = [*(["stopped", *made] if job.cancelled else []), *formatting.summary(tally)]
         if pieces:
             line = formatting.SEPARATOR.join([time.strftime("%H:%M:%S"), *pieces])
             console.print(clean(line), markup=False, style="dim", soft_wrap=True)

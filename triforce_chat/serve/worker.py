@@ -12,6 +12,7 @@ from functools import partial
 from itertools import count
 
 from triforce_chat.chat.events import ChatEvent, Tally
+from triforce_chat.engine.events import Calibrated, Prefilled, Text
 from triforce_chat.engine.gathered import Ended, Gathered
 from triforce_chat.serve import api_error
 from triforce_chat.serve.api_error import ApiError, to_api_error
@@ -41,6 +42,10 @@ class Job:
         self.cancelled = False
         self.tally = Tally()
         self.arrived, self.started = time.perf_counter(), 0.0
+        self.read, self.decoding_s = (
+            0.0,
+            0.0,
+        )  # time at which the prompt was read; seconds from then to the last token
 
     @property
     def queued_s(self) -> float:
@@ -48,7 +53,12 @@ class Job:
         return max(0.0, self.started - self.arrived)
 
     def post(self, event: ChatEvent) -> None:
+        self.tally.add(event)
         self.posted.append(event)
+        if isinstance(event, Prefilled | Calibrated):
+            self.read = time.perf_counter()
+        elif isinstance(event, Text):
+            self.decoding_s = time.perf_counter() - self.read
 
     def taken(self) -> list[ChatEvent]:
         """What was posted, which is now to be handed over."""
@@ -164,7 +174,6 @@ class Worker:
         if isinstance(made, Ended):
             self._end(number, made.error)
             return
-        job.tally.add(made)
         job.post(made)
         if job.cancelled:
             self._stop(number)

@@ -1,4 +1,4 @@
-"""Everything a command can be told: the settings, and what concerns one run, its documents and its output."""
+"""Everything that can be set for a command: the settings, and what concerns one run, its documents and its output."""
 
 from __future__ import annotations
 

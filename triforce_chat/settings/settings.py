@@ -76,7 +76,7 @@ class Parameters:
     )
     draft_gamma: int | None = setting(
         None,
-        "Tokens drafted per step of the middle level; chosen automatically by default.",
+        "Tokens drafted per round of the middle level; chosen automatically by default.",
         minimum=1,
         maximum=stack_specs.MAX_DRAFT_GAMMA,
         changeable=True,
@@ -286,4 +286,5 @@ def _parse(spec: SettingSpec, name: str, text: str) -> Any:
     try:
         return spec.type(text)
     except ValueError:
-        raise UsageError(f"{name} takes a number, not '{text}'") from None
+        wanted = "a number or auto" if spec.optional else "a number"
+        raise UsageError(f"{name} takes {wanted}, not '{text}'") from None

@@ -11,7 +11,7 @@ from triforce_chat.errors import UsageError
 GIGABYTE = 10**9  # bytes
 SIZE = re.compile(r"([0-9.]+(?:e[+]?[0-9]+)?)\s*(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
 POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
-LEAST_BARE = 10**6  # bytes; whoever writes a smaller number without a unit means gigabytes
+LEAST_BARE = 10**6  # bytes; a smaller number without a unit is meant as gigabytes
 
 
 class Group(NamedTuple):

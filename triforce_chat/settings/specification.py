@@ -19,7 +19,7 @@ class Details:
     """What a setting's field says besides its name, type and default."""
 
     help: str
-    flags: tuple[str, ...] = ()  # on the command line; empty: the name behind two dashes
+    flags: tuple[str, ...] = ()  # on the command line; empty: the name after two dashes
     choices: tuple[str, ...] = ()  # the only values allowed; empty: any
     suggestions: tuple[str, ...] = ()  # values that a shell completes where there are others, too
     minimum: int | None = None
@@ -43,7 +43,7 @@ class SettingSpec:
 
     @property
     def key(self) -> str:
-        """Name in the file, under ``/set``, and of the flag behind two dashes."""
+        """Name in the file, under ``/set``, and of the flag after two dashes."""
         return self.name.replace("_", "-")
 
     @property

@@ -49,7 +49,7 @@ class View(Protocol):
 
 
 class BareView:
-    """The text of the answer and a final line end, without escape codes."""
+    """The text of the answer and a final line end, without escape codes; on ``err``, if it was cut short."""
 
     def __init__(self, screen: Screen, panel: EnginePanel) -> None:
         self.panel = panel
@@ -63,6 +63,8 @@ class BareView:
         self._write(self._cleaner.rest())
         if self._open:
             self._write("\n")
+        for line in self._below():
+            self._remark(line)
 
     def resume_from(self, previous: str) -> None:
         """Nothing to do: the previous text is above already."""
@@ -72,6 +74,14 @@ class BareView:
         if isinstance(event, TextEvent):
             self._write(self._cleaner.feed(event.text))
         self._open = self._open or (isinstance(event, Finished) and not self.panel.tally.text)
+
+    def _below(self) -> list[str]:
+        """Lines about the answer."""
+        return [] if self._screen.quiet else [formatting.cut_short(self.panel.tally)]
+
+    def _remark(self, line: str) -> None:
+        if line:
+            print_line(self._screen.err, Text(line))
 
     def _write(self, text: str) -> None:
         if text:
@@ -94,9 +104,11 @@ class PlainView(BareView):
         super()._write(self._held)
         self._held = ""
         super().__exit__(*error)
-        self._remark("; ".join(formatting.summary(self.panel.tally)))
-        for line, _ in source_lines.below_answer(self.panel.tally.sourced):
-            self._remark(line)
+
+    def _below(self) -> list[str]:
+        tally = self.panel.tally
+        sources = [line for line, _ in source_lines.below_answer(tally.sourced)]
+        return ["; ".join(formatting.summary(tally)), *sources]
 
     def add(self, event: ChatEvent) -> None:
         was_open = self._thought.is_open
@@ -119,10 +131,6 @@ class PlainView(BareView):
         end = max((found.end() for found in SENTENCE_END.finditer(text)), default=0)
         self._held = text[end:]
         super()._write(text[:end])
-
-    def _remark(self, line: str) -> None:
-        if line:
-            print_line(self._screen.err, Text(line))
 
 
 class LiveView:

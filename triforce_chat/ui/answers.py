@@ -145,6 +145,9 @@ def show_answers(
             return
         above(number)
         _show(tally, answers.thoughts[number].line, screen)
+        cut = formatting.cut_short(tally)
+        if cut and screen.detail == "bare" and not screen.quiet:
+            print_line(screen.err, Text(f"{number + 1}. {one_line(f'{questions[number]}: {cut}')}"))
 
     above = heading or partial(_question_above, questions, screen)
     answers = Answers(questions, show)

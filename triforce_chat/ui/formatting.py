@@ -21,6 +21,11 @@ REASONS: Mapping[str, str] = {
     "rewind": "the chat changed",
 }
 MEASURING = "measuring this machine once, for repeatable answers"
+# What can be done about an answer that is not whole where nobody can type, by its end.
+UNATTENDED_REMEDIES: Mapping[str, str] = {
+    "length": "--max-tokens allows longer answers",
+    "repetition": "--loop-guard 0 lets an answer repeat itself",
+}
 
 
 def percent(part: float | None) -> str:
@@ -146,6 +151,11 @@ def _ending(tally: Tally) -> str:
     return endings.get(reason, tokens)
 
 
+def cut_short(tally: Tally) -> str:
+    """That an answer was ended by a limit or a guard; nothing if it is whole, or if the user ended it."""
+    return _ending(tally) if tally.finished and tally.finished.reason in UNATTENDED_REMEDIES else ""
+
+
 def sparkline(values: Sequence[int], marks: Iterable[int], width: int) -> tuple[str, str]:
     """A line of bars, one per value, and a line with a ^ under each value whose index is in ``marks``.
 
@@ -174,7 +184,7 @@ class QuarterProgress:
 
 
 def fit_line(pieces: Iterable[str], width: int) -> str:
-    """As many pieces as fit into ``width`` columns, separated by ``SEPARATOR``; at least the first one."""
+    """The first pieces that fit into ``width`` columns, separated by ``SEPARATOR``; at least the first one."""
     line = ""
     for piece in pieces:
         longer = f"{line}{SEPARATOR}{piece}" if line else piece

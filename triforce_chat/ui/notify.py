@@ -5,7 +5,7 @@ from __future__ import annotations
 from triforce_chat.ui.clean import one_line
 from triforce_chat.ui.terminal import Screen
 
-LONG = 10.0  # seconds; whoever waits for less is still there
+LONG = 10.0  # seconds; after a shorter wait the user is still there
 
 
 def notify(how: str, text: str, screen: Screen) -> None:

@@ -45,7 +45,7 @@ class UnfoldedFileHistory(FileHistory):
 
 
 class UnfoldedHistory(InMemoryHistory):
-    """The same in memory."""
+    """``UnfoldedFileHistory`` in memory only."""
 
     def __init__(self, pastes: Pastes) -> None:
         super().__init__()

@@ -15,6 +15,7 @@ from prompt_toolkit.input import Input
 from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.output.plain_text import PlainTextOutput
 from prompt_toolkit.shortcuts import PromptSession
+from rich.cells import cell_len
 from rich.text import Text
 
 from triforce_chat.chat.conversation import Conversation
@@ -38,14 +39,10 @@ FIRST_HINTS = (
 )
 HINT = "Ctrl-D exits, Ctrl-C stops an answer, /help shows the commands"
 UNREAD = "unread"  # the end of an answer that was stopped while its prompt was read
-# What can be done about an answer that is not whole, by its end: at a prompt, and where nobody can type.
+# What can be done at a prompt about an answer that is not whole, by its end.
 REMEDIES = {
     **dict.fromkeys(("length", "repetition", "interrupted"), "/continue resumes the answer"),
     UNREAD: "what was read is kept: your next question reads only the rest; /drop removes a document",
-}
-UNATTENDED_REMEDIES = {
-    "length": "--max-tokens allows longer answers",
-    "repetition": "--loop-guard 0 lets an answer repeat itself",
 }
 
 
@@ -80,7 +77,7 @@ class Repl:
     ) -> None:
         """``labels``: called each time, because /set may change the stack. ``history``: None keeps no file."""
         self.exit_code = 0  # of the last error
-        self._remedies: Mapping[str, str] = UNATTENDED_REMEDIES
+        self._remedies: Mapping[str, str] = formatting.UNATTENDED_REMEDIES
         self._conversation, self._screen, self._labels = conversation, screen, labels
         self._commands = Commands(conversation, read_document, screen, self._show, around or Surroundings())
         self._is_first = history is not None and not history.exists()
@@ -213,7 +210,7 @@ class Repl:
         if reason == "interrupted":
             self.exit_code = INTERRUPTED
         remedy = self._remedies.get(UNREAD if reason == "interrupted" and tally.unread else reason)
-        if remedy and self._screen.detail != "bare":
+        if remedy and not self._screen.quiet:
             self._remark(remedy)
         if self._screen.detail == "live":
             self._screen.out.print()
@@ -232,8 +229,16 @@ class Repl:
     def _toolbar(self) -> str:
         conversation = self._conversation
         documents = ", ".join(clean(document.title) for document in conversation.documents) or "no document"
-        used = f"context {formatting.context_usage(conversation.context_used, conversation.context_limit)}"
-        last = self._commands.last
+        last, width = self._commands.last, self._screen.out.width - 2
         pace = f"{last.ms_per_token:.1f} ms/token" if last and last.ms_per_token else ""
-        pieces = filter(None, [self._labels().model, used, pace, documents])
-        return " " + formatting.fit_line(pieces, self._screen.out.width - 2)
+        pieces = filter(None, [*self._model_and_context(width), pace, documents])
+        return " " + formatting.fit_line(pieces, width)
+
+    def _model_and_context(self, width: int) -> tuple[str, str]:
+        """The model and the used context in the longest words that fit into ``width`` columns."""
+        used, limit = self._conversation.context_used, self._conversation.context_limit
+        model, context = self._labels().model, f"context {formatting.context_usage(used, limit)}"
+        name = model.partition(",")[0]
+        short = f"context {formatting.percent(used / limit)}" if limit else context
+        forms = [(model, context), (name, context), (name, short)]
+        return next((form for form in forms if cell_len(formatting.SEPARATOR.join(form)) <= width), forms[-1])

@@ -81,7 +81,7 @@ def draw_bytes(lines: Lines) -> int:
 class Afresh:
     """Moves what is on the screen into the scrollback, the lines of a region left out, and goes to the top.
 
-    How many rows those lines take is known for sure only on terminals that do not wrap them anew, and there it is the
+    How many rows those lines take is known for sure only on terminals that do not wrap them again, and there it is the
     fewest; on the others a part of them stays, and no text is lost anywhere.
     """
 

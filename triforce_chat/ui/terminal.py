@@ -30,18 +30,19 @@ class Screen:
     """The consoles of answers (``out``) and remarks (``err``), and the level of detail.
 
     ``live``: Markdown with the panel below; ``plain``: whole lines one after the other, for screen readers and
-    simple terminals; ``bare``: only the answer.
+    simple terminals; ``bare``: only the answer on ``out``. ``quiet``: nothing about a whole answer on ``err`` either.
     """
 
     out: Console
     err: Console
     detail: Detail
+    quiet: bool = False
 
     @classmethod
     def of(cls, out: Console, err: Console, *, plain: bool = False, quiet: bool = False) -> Screen:
         """Choose the detail: bare if stdout is not a terminal, or if ``quiet`` is set."""
         if quiet or not _is_terminal(out.file):
-            return cls(out, err, "bare")
+            return cls(out, err, "bare", quiet)
         drawable = not out.is_dumb_terminal and out.encoding.startswith("utf")
         return cls(out, err, "live" if drawable and not plain else "plain")
 

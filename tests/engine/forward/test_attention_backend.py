@@ -107,6 +107,17 @@ def test_decoding_is_the_kernels(n: int, at: int) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("capability", "runs"), [((7, 5), False), ((8, 0), True), ((8, 6), True), ((12, 0), True)]
+)
+def test_which_gpus_run_fused_blocks(
+    capability: tuple[int, int], runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "kernels_run", lambda _: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert runner_module.fusible(random_model(head_dim=16)) == runs
+
+
 @pytest.mark.usefixtures("installed")
 def test_graphs_decode_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")

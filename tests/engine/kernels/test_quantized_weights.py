@@ -11,7 +11,8 @@ pytest.importorskip("triton")
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.kernels import blocking as tiles
-from triforce_chat.engine.kernels.quantized_weight import Codes, QuantizedWeight, joined, pack
+from triforce_chat.engine.kernels import chip
+from triforce_chat.engine.kernels.quantized_weight import RUN, Codes, QuantizedWeight, joined, pack
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -170,19 +171,45 @@ def test_few_tokens_without_tensor_cores(n: int, codes: Codes, group: int, sided
     assert close(found, normal @ dense.T + add.double())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("codes", "group"), [(each, group) for each, group, sided in FORMATS if sided])
+def test_minima_and_means_keep_more_digits_than_x(codes: Codes, group: int, dtype: torch.dtype) -> None:
+    """Minima alone, of both signs, of inputs whose means nearly cancel then."""
+    generator = torch.Generator().manual_seed(0)
+    groups = 768 // group
+    minimum = (1.0 + torch.rand(30, groups, generator=generator) / 8).half().float()
+    minimum[:, ::2] *= -1
+    zeros = torch.zeros(30, 768, dtype=torch.int64, device=DEVICE)
+    weight = pack(codes, zeros, torch.zeros(30, groups, device=DEVICE), minimum.to(DEVICE))
+    x = (1.0 + noise(17, 768, dtype=torch.float32) / 8).to(dtype)
+    each = x.double().view(17, groups, group).sum(2)[:, None] * minimum.to(DEVICE).double()
+    found = kernels.quantized_linear(x, weight).double()
+    rounding = torch.finfo(dtype).eps * found.abs()
+    assert ((found - each.sum(2)).abs() <= each.abs().sum(2) * 2**-16 + rounding).all()
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_tensor_cores_take_four_tokens_of_a_large_weight(gated: bool) -> None:
+    half = 2 if gated else 1
+    assert tiles.few_blocking(4, 4096 // half, 4096, gated)
+    assert tiles.few_blocking(3, 4096 // half + 1, 4096, gated) is None
+    assert tiles.few_blocking(2, 28_672 // half, 4096, gated)
+    assert tiles.few_blocking(5, 16, 128, gated) is None
+
+
 @pytest.mark.parametrize("outputs", [16, 4096, 28_672, 128_256])
 @pytest.mark.parametrize("n", [1, 16, 17, 64])
 @pytest.mark.parametrize(("codes", "group", "sided"), FORMATS)
 def test_tiles_fit_the_chip(n: int, outputs: int, codes: Codes, group: int, sided: bool) -> None:
     weight, _ = random_weight(1, 128, codes, group, sided)
     rows = QuantizedWeight(weight.data.expand(outputs, -1), weight.scale.expand(outputs, -1), group, 128)
-    shape = tiles.grouped_blocking(rows)
+    shape = tiles.grouped_blocking(n, rows, torch.bfloat16)
     columns = max(16, tiles.padded(n))
     depth = tiles.GROUPED_BYTES
     groups = depth * codes.parts // min(group, depth * codes.parts)
-    shared, inputs = groups * 4 * (shape.rows + sided * columns), 2 * depth * codes.parts * columns
+    shared, inputs = groups * 4 * shape.rows, 2 * columns * (depth * codes.parts + sided * RUN)
     # What is loaded ahead; two programs share a processor.
-    assert shape.stages * (shape.rows * depth + shared + inputs) <= tiles.MEMORY // 2 - tiles.RESERVED
+    assert shape.stages * (shape.rows * depth + shared + inputs) <= chip.share()
 
 
 def test_groups_must_fit() -> None:

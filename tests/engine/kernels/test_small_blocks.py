@@ -79,7 +79,7 @@ def usual(
 
 
 def usual_level(
-    decoder: Decoder, storage: KVBuffer, ids: Tensor, place: Tensor, step: int, level: kernels.Level
+    decoder: Decoder, storage: KVBuffer, ids: Tensor, place: Tensor, step: int, level: kernels.TreeLevel
 ) -> Tensor:
     """Logits [n, V] after the tokens of a tree's level by blocks of ten kernels."""
     slot, position, steps = place[:1], place[1:] + level.root + level.depth, torch.zeros_like(ids)
@@ -139,7 +139,7 @@ def test_levels_of_trees_say_and_store_the_same(sizes: dict[str, Any], dtype: to
         (16, 4, 0, 48, 5),
     ):
         ids = torch.randint(0, 48, (n,), generator=generator).to(DEVICE)
-        level = kernels.Level(masks_of(n, before, generator), root, depth)
+        level = kernels.TreeLevel(masks_of(n, before, generator), root, depth)
         place, step = torch.tensor([slot, slot + 7], device=DEVICE), root + 1 + before
         found = quick(ids, place, step, None, level)
         assert_close(found, usual_level(decoder, theirs, ids, place, step, level))
@@ -155,7 +155,7 @@ def test_every_bit_of_a_mask_counts(bit: int) -> None:
     (storage,) = buffers(decoder, torch.float32, 1)
     found = []
     for changed in (0, 1 << bit):
-        level = kernels.Level(masks ^ torch.tensor([[0], [changed], [0]], device=DEVICE), 2, 2)
+        level = kernels.TreeLevel(masks ^ torch.tensor([[0], [changed], [0]], device=DEVICE), 2, 2)
         found.append(small(decoder, storage)(ids, place, 10, None, level))
     assert not torch.allclose(found[0][1], found[1][1], atol=1e-3)
 
@@ -164,7 +164,7 @@ def test_a_level_of_one_token_is_a_chain() -> None:
     decoder = decoder_of(torch.bfloat16, **SIZES[1])
     mine, theirs = buffers(decoder, torch.bfloat16)
     ids, place = torch.tensor([4], device=DEVICE), torch.tensor([90, 80], device=DEVICE)
-    level = kernels.Level(torch.full((1, 1), -1, device=DEVICE), 2, 5)
+    level = kernels.TreeLevel(torch.full((1, 1), -1, device=DEVICE), 2, 5)
     assert torch.equal(
         small(decoder, mine)(ids, place, 7, None, level), small(decoder, theirs)(ids, place, 7)
     )

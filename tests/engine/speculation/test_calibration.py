@@ -275,6 +275,16 @@ def test_a_seed_gives_the_same_tokens_whatever_the_clock_says(lab: Lab, arm: str
         assert proposed(runs[0], "retrieval") > 0  # the whole hierarchy
 
 
+def test_an_answer_begins_with_little_trust_in_the_matches_of_others(lab: Lab) -> None:
+    """Unless it has a seed: then no other one shows in it."""
+    for options in (OPTIONS, replace(OPTIONS, repeatable=False)):
+        engine = engine_of(lab, Shelf(), options=options)
+        engine.calibrator.begin(BUCKET)
+        engine.top.planner.hoped = engine.top.planner.came = 50.0
+        engine.calibrator.begin(BUCKET)
+        assert engine.top.planner.hoped == pytest.approx(3.0)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_answer_that_measures_is_the_answer_of_later_runs(lab: Lab, seed: int) -> None:
     shelf = Shelf()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 from collections.abc import Sequence
 from statistics import mean
 from typing import Any, cast
@@ -14,6 +16,7 @@ from support.hierarchy import STACKS, WARM_UP, Hierarchy, Kind, Machine, Text, s
 from triforce_chat.engine.speculation.arm import Arm, Drafter
 from triforce_chat.engine.speculation.calibration import LevelTimes
 from triforce_chat.engine.speculation.cost_model import LEVEL_GUESS, AcceptanceCurve, Guess
+from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.plan import Plan
 from triforce_chat.engine.speculation.planner import Planner
 
@@ -31,7 +34,8 @@ H200_8B = machine(8.75, 0.04, 0.35, 8.55, 2.5, 0.04, 0.13, 0.15, 2.0, 2.5)
 H200_7B = machine(19.6, 0.05, 0.4, 19.25, 2.9, 0.05, 0.13, 0.15, 2.0, 9.3)
 PENALTY = H200_7B._replace(drafted=0.0003, drafted_above=0.00035)
 H200_SMALL = machine(2.15, 0.02, 0.3, 1.93, 1.15, 0.02, 0.13, 0.15, 1.0, 0.7)
-# Two cores and the small model, at 8,192 and 32,768 tokens.
+# Two cores and the small model, at 4,096, 8,192 and 32,768 tokens.
+CORES_4K = machine(14.7, 3.2, 0.2, 0, 13.5, 2.2, 4.0, 4.0, 0, 4.0)
 CORES_8K = machine(20.9, 3.2, 0.2, 0, 13.5, 2.2, 4.0, 4.0, 0, 8.0)
 CORES_32K = machine(52.5, 4.0, 0.2, 0, 14.5, 2.4, 4.0, 4.0, 0, 25.0)
 
@@ -86,6 +90,18 @@ def test_it_is_never_much_slower_than_plain_decoding() -> None:
     slow = H200_SMALL._replace(drafted_above=0.0012, middle=0.0019)
     hopeless = HOT._replace(draft=(0.5, 0.3), trust=0.1)
     assert took("auto", slow, [hopeless, hopeless]) < slow.ahead / 0.97
+
+
+@pytest.mark.parametrize(
+    ("where", "easy", "share"),
+    [(H200_SMALL, COLD, 0.91), (CORES_4K, CORES_COLD, 0.94)],
+    ids=["H200", "cores"],
+)
+def test_what_was_learnt_of_another_text_costs_little(where: Machine, easy: Kind, share: float) -> None:
+    """Drafts and matches nearly always came true, and now hardly any do."""
+    hopeless = Kind((0.45, 0.3), (0.85, 0.75), trust=0.1)
+    plain = where.ahead or where.step + where.gap
+    assert took("auto", where, [easy, hopeless], 0) < plain / share
 
 
 # What a level's draft takes
@@ -182,6 +198,36 @@ def test_a_restarted_or_stored_level_is_still_one() -> None:
     assert arm.curve.alike == LEVEL_GUESS.tests
     arm.restart()
     assert arm.curve.chances(1) == [LEVEL_GUESS.rate]
+
+
+def test_tests_that_contradict_what_was_learnt_outweigh_it() -> None:
+    """Also where it becomes easier; and a single failure contradicts nothing."""
+    for usual, now in ((0.97, 0.2), (0.3, 0.97)):
+        curve, luck = AcceptanceCurve(), random.Random(0)
+        for _ in range(200):
+            curve.learn(1, int(luck.random() < usual))
+        learnt = curve.chances(1)[0]
+        curve.learn(1, int(usual < 0.5))
+        assert curve.chances(1)[0] == pytest.approx(learnt, abs=0.05)
+        for _ in range(12):
+            curve.learn(1, int(luck.random() < now))
+        assert abs(curve.chances(1)[0] - now) < 0.5 * abs(learnt - now)
+
+
+def test_what_matches_were_worth_in_other_answers_soon_counts_for_little() -> None:
+    planner = Planner([], NgramLookup(), most=8)
+    assert planner.lookup is not None
+    for _ in range(100):
+        planner.learn(Plan(8), 4, 8, 8, 0.0, 0.01)
+        planner.lookup.learn(4, 8, 8)
+    for another in (False, True):
+        lookup, hoped, came = copy.deepcopy(planner.lookup), planner.hoped, planner.came
+        if another:
+            planner.another_text()
+        planner.learn(Plan(8), 4, 8, 0, 0.0, 0.01)
+        planner.lookup.learn(4, 0, 1)
+        assert (planner.record < 0.5, planner.lookup.rates[4] < 0.9) == (another, another)
+        planner.lookup, planner.hoped, planner.came = lookup, hoped, came
 
 
 @pytest.mark.parametrize(("tests", "least", "most"), [(4, 0.06, 0.2), (400, 0.005, 0.04)])

@@ -19,9 +19,11 @@ from support.toys import ToyCache, Uncaptured
 
 from triforce_chat.engine.cuda_graph import USUAL_CAPTURE, Captures
 from triforce_chat.engine.draft import Draft, TokenBuffer
+from triforce_chat.engine.events import Verified
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.arm import TRIALS, Arm, Drafter
+from triforce_chat.engine.speculation.calibration import LevelTimes
 from triforce_chat.engine.speculation.cost_model import (
     COMPUTED_ROW_PRIOR,
     ROW_PRIOR,
@@ -752,3 +754,57 @@ def test_with_fixed_lengths_or_a_seed_nothing_depends_on_other_sequences() -> No
     assert met(2).plans_together
     assert not Planner(gamma=4, most=8).plans_together
     assert not Planner(most=8, investment=Investment(Captures(), unlimited=True)).plans_together
+
+
+# What plain decoding takes today
+
+
+def stored(seconds: float, undrafted: float, *, fixed: bool) -> Planner:
+    """A planner that begins with steps of so many seconds, and tokens decoded ahead of the host."""
+    planner = Planner([Arm(Counting())], most=8)
+    times = LevelTimes(steady(seconds, 0.0), Average(0.9), Average(0.9, 4.0, 4 * undrafted), (Average(0.9),))
+    planner.use_times(times.fixed() if fixed else times.copy())
+    return planner
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("now", [0.05, 0.2])
+def test_a_token_without_a_draft_says_what_plain_decoding_takes(fixed: bool, ahead: bool, now: float) -> None:
+    """Whatever was stored, and also where plans go by that alone."""
+    planner = stored(0.1, 0.1, fixed=fixed)
+    for _ in range(3):
+        if ahead:
+            planner.learn_plain(now)
+        else:
+            planner.learn(Plan(0), 0, 0, 0, 0.0, now)
+        assert planner.plain_today.seconds(planner.times) == pytest.approx(now)
+    assert planner.plain_today.measured
+    if fixed:
+        assert planner.times.plain_seconds == pytest.approx(0.1)
+    planner.use_times(stored(0.3, 0.3, fixed=fixed).known_times)  # after another context
+    assert planner.plain_today.seconds(planner.times) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_while_drafting_stored_times_are_scaled_as_verifications_are(fixed: bool) -> None:
+    """They were of a process that shared its cores."""
+    planner = stored(0.1, 0.08, fixed=fixed)
+    for now in (0.05, 0.2):
+        for _ in range(30):
+            planner.learn(Plan(4, planner.arms[0]), 0, 4, 2, 0.01, now)
+        assert planner.plain_today.seconds(planner.times) == pytest.approx(0.8 * now, rel=0.1)
+        assert not planner.plain_today.measured
+    planner.learn(Plan(0), 0, 0, 0, 0.0, 0.2)
+    for _ in range(30):
+        planner.learn(Plan(4, planner.arms[0]), 0, 4, 2, 0.01, 0.1)
+    assert planner.plain_today.seconds(planner.times) == pytest.approx(0.1, rel=0.1)
+
+
+def test_rounds_report_what_plain_decoding_takes_today() -> None:
+    here, events = World(Costly(FakeClock(), 0.1), []), list[Verified]()
+    here.planner.use_times(stored(0.2, 0.2, fixed=True).known_times.fixed())
+    here.top.emit = events.append  # type: ignore[assignment]
+    here.run(20)
+    assert [event.plain_ms for event in events] == pytest.approx([100.0] * len(events))
+    assert all(event.plain_measured for event in events)

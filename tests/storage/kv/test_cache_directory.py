@@ -42,6 +42,10 @@ def expected(lab: Lab, prompt: list[int]) -> list[int]:
     return lab.greedy(prompt, 8)
 
 
+def room(header: entry.EntryHeader) -> list[memoryview]:
+    return [memoryview(bytearray(header.part_bytes)) for _ in range(3)]
+
+
 def in_order(folder: Path) -> list[Path]:
     """The files in the order of their tokens."""
     return sorted(files(folder), key=lambda path: entry.read_header(path).start)
@@ -71,7 +75,7 @@ def test_a_flipped_byte_anywhere_is_detected(
     second = in_order(tmp_path)[1]
     good, header = second.read_bytes(), entry.read_header(second)
     seen: list[int] = []
-    entry.load(second, header, lambda n, _: seen.append(n))
+    entry.load(second, header, lambda n, _: seen.append(n), room(header))
     assert sorted(seen) == [*range(header.parts)]
     start = 8 + int.from_bytes(good[:8], "little")
     positions = [*range(start), *random.Random(0).sample(range(start, len(good)), 300), len(good) - 1]
@@ -80,7 +84,7 @@ def test_a_flipped_byte_anywhere_is_detected(
         bad[position] ^= 1 << position % 8
         second.write_bytes(bad)
         with pytest.raises(entry.CorruptEntry):
-            entry.load(second, header, lambda *_: None)
+            entry.load(second, header, lambda *_: None, room(header))
     check(CachingEngine(lab, tmp_path), prompt, expected, CHUNK)  # and the entry was written again
     assert second.read_bytes() == good
     check(CachingEngine(lab, tmp_path), prompt, expected, 3 * CHUNK)
@@ -203,7 +207,8 @@ while True:
     for path in source.iterdir():
         header = entry.read_header(path)
         parts = [b""] * header.parts
-        entry.load(path, header, lambda n, part: parts.__setitem__(n, bytes(part)))
+        room = [memoryview(bytearray(header.part_bytes)) for _ in range(2)]
+        entry.load(path, header, lambda n, part: parts.__setitem__(n, bytes(part)), room)
         slowly = (time.sleep(1e-4) or memoryview(part) for part in parts)
         entry.save(target / path.name, header, slowly)
         (target / path.name).unlink(missing_ok=True)

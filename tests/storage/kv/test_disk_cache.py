@@ -25,6 +25,7 @@ from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.settings.settings import STACKS
 from triforce_chat.storage.kv import disk_cache as disk_cache_module
 from triforce_chat.storage.kv import entry
+from triforce_chat.storage.kv.disk_cache import Intake
 from triforce_chat.storage.kv.fingerprint import fingerprint
 from triforce_chat.ui import formatting
 
@@ -190,6 +191,27 @@ def test_tokens_in_the_engine_are_used_before_the_disk(lab: Lab, tmp_path: Path)
         (200, 192, 128),
     ]
     assert caching.engine.cached == prompt
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_part_is_in_its_slots_when_it_was_taken(device: str, pinned: bool) -> None:
+    """Also where the device has long work to do, and where further parts are read into the same room."""
+    intake, shape = Intake(torch.device(device)), (3, 64, 8)
+    numbers = [torch.randn(3, 20, 8).bfloat16() for _ in range(40)]
+    whole = [torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in numbers]
+    slots = [[each[:, 7:27]] for each in whole]
+    if device == "cuda":
+        torch.cuda._sleep(50_000_000)
+    buffer = intake.buffers(numbers[0].nbytes, pinned and device == "cuda")[0]
+    for number, told in enumerate(numbers):
+        buffer[:] = told.view(torch.uint8).numpy().tobytes()
+        intake.take(slots, number, buffer)
+    buffer[:] = bytes(len(buffer))
+    for told, held in zip(numbers, whole, strict=True):
+        assert torch.equal(held[:, 7:27].cpu(), told)
+        assert not held[:, :7].any()
+        assert not held[:, 27:].any()
 
 
 def test_an_interrupted_prefill_resumes_in_another_process(lab: Lab, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""KV caches: full, quantized, retrieval, streaming and evicting ones, and where their entries are stored."""

@@ -26,7 +26,7 @@ class ChunkMass(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FadingMass:
-    """Where captured forwards add what their tokens pay to each chunk, as long as somebody holds this object."""
+    """Where captured forwards add what their tokens pay to each chunk, as long as this object is referenced."""
 
     total: Tensor  # [layers, Hkv, C], fp32
     chunk: int  # tokens

@@ -87,7 +87,7 @@ class FullCache(KVCache):
 
     @property
     def storage(self) -> KVStorage:
-        """Where keys and values are; made anew, and empty, where it was released."""
+        """Where keys and values are; allocated again, empty, if it was released."""
         if self._storage is None:
             self._storage = self._make(self.shape, self.capacity)
         return self._storage
@@ -120,7 +120,7 @@ class FullCache(KVCache):
     def write_slot(self) -> WriteSlot | None:
         slot = self.storage.write_slot(self.held)
         if slot is None or (slot.storage.pool is not None and not self.observers):
-            return slot  # a copy for nobody
+            return slot  # a copy without a reader
         return slot._replace(queries=self.queries, mass=self._mass, counted=self.count)
 
     def weighed_by(self, chunk: int, half_life: float) -> FadingMass:

@@ -1,11 +1,11 @@
-"""A retrieval cache without copies: lists of the full cache's slots, chosen anew after every verification.
+"""A retrieval cache without copies: lists of the full cache's slots, selected again after every verification.
 
 While the target verifies, its attention also adds up what the queries of each KV head pay to every chunk. The chunks
-with the most are listed, and the middle level's attention reads them where they lie. Its own new tokens go behind the
+with the most are listed, and the middle level's attention reads them in place. Its own new tokens go after the
 full cache's tokens, where the next verification overwrites them. Selecting by a verification's attention is Vegas'
 (arXiv 2602.07223) and SparseSpec's (arXiv 2512.01278).
 
-If all attention counts for good, that of prefills too, and chunks are single tokens, the selection is H2O's (arXiv
+If attention never fades, that of prefills counts, too, and chunks are single tokens, the selection is H2O's (arXiv
 2306.14048): heavy hitters, and as many of the latest tokens.
 """
 
@@ -34,7 +34,7 @@ from triforce_chat.engine.cache.storage import (
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
 
-MOST_ROWS = 64  # tokens of a verification; more are a prefill, whose attention nobody selects by
+MOST_ROWS = 64  # tokens of a verification; more are a prefill, whose attention selects nothing
 HALF_LIFE = 16  # verified tokens after which a query's attention counts half
 
 
@@ -47,7 +47,7 @@ class InPlaceCache(KVCache):
     alone, and an answer may break off before it.
 
     ``half_life``: verified tokens after which a query's attention counts half; None: never. ``weighs_all``: every
-    forward is weighed, prefills too, whether somebody asked or not. ``captured``: forwards of few tokens are CUDA
+    forward is weighed, prefills too, whether ``ready`` was called or not. ``captured``: forwards of few tokens are CUDA
     graphs; all of these are weighed, and no others.
     """
 
@@ -71,12 +71,12 @@ class InPlaceCache(KVCache):
         source.observers.add(self)
 
     def restart(self) -> None:
-        """Become as it was when it was new: nothing is selected, and nobody has asked for it."""
+        """Return to the initial state: nothing is selected, and ``ready`` was not called."""
         self.length = 0
         self.layout = Layout.of(0, self.budget)  # of the latest selection
         self.selected = False  # the slots are what ``layout`` says
         self._forget()
-        self.requested = False  # somebody wants to draw proposals from it
+        self.requested = False  # ``ready`` was called since the last build
         self.weighed: int | None = None  # tokens before the present forward, if it is weighed
         self.seconds = 0.0  # that the selection takes, without what is a by-product
 

@@ -25,7 +25,7 @@ from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
 
 
 class State(Enum):
-    """Of the chunks that a retrieval cache holds."""
+    """The state of the chunks that a retrieval cache holds."""
 
     STALE = "stale"  # there are none, or some layers lack theirs, or the history was cut within them
     BUILDING = "building"  # the present forward selects them; still so if that forward broke off
@@ -45,7 +45,7 @@ class FallingAcceptance:
         self.reset()
 
     def reset(self) -> None:
-        """Start to watch anew, after a build."""
+        """Start again, after a build."""
         self.recent, self.tested = 1.0 if self.usual is None else self.usual, 0
 
     def judged(self, proposed: int, accepted: int) -> None:
@@ -70,7 +70,7 @@ class RetrievalCache(KVCache):
                        +-------------+        a forward enters, and the stride is used up or acceptance fell
         STALE <--- BUILDING, READY            the source is truncated to less than they were selected from
 
-    A build starts only if somebody asked ``ready`` since the last one and the forward's tokens fit beside it; a
+    A build starts only if ``ready`` was called since the last one and the forward's tokens fit beside it; a
     forward that breaks off leaves BUILDING, and the next one begins as from STALE. If ``early``, the forward that
     completes a prompt builds as well, so that the first round drafts: for sources of which a forward takes long.
     """
@@ -97,14 +97,14 @@ class RetrievalCache(KVCache):
         return self.source.position + self.length - self.source.length
 
     def restart(self) -> None:
-        """Become as it was when it was new: nothing is selected, and nobody has asked for it."""
+        """Return to the initial state: nothing is selected, and ``ready`` was not called."""
         self.length = 0
         self.layout = Layout.of(0, self.budget)  # of the latest build
         self.state = State.STALE
         self.reason: RebuildReason = "first"  # of the latest build
         self.seconds = 0.0  # that it took
         self.verified_length = 0  # tokens up to here have verified keys and values
-        self.requested = False  # somebody wants to draw proposals from it
+        self.requested = False  # ``ready`` was called since the last build
         self.completes = False  # the next forward completes a prompt
         self.appends = False  # the present forward's keys and values are copied here
         self.falling = FallingAcceptance()

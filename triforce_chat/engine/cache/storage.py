@@ -81,12 +81,12 @@ class Shape:
 
     @property
     def kv_format(self) -> torch.dtype:
-        """Of keys and values in the full cache."""
+        """The format of keys and values in the full cache."""
         return self.kv or self.dtype
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """Of keys and values as they are kept where they are not quantized: 16 bits beside quantized ones."""
+        """The dtype of unquantized keys and values: 16 bits for those kept beside quantized ones."""
         if self.kv_format in BITS:
             return self.dtype if self.dtype.itemsize == 2 else torch.float16
         return self.kv_format
@@ -540,7 +540,7 @@ class KVCache:
         return None
 
     def vacant(self) -> WriteSlot | None:
-        """From where on nothing is kept between two rounds, so that a capture may write there; None as above."""
+        """The slot from which on nothing is kept between rounds, so that a capture may write there; None as above."""
         return self.write_slot()
 
     def completes_prompt(self) -> None:
@@ -557,7 +557,7 @@ class KVCache:
         """A forward wrote n tokens to ``write_slot`` instead of calling ``update``, and touched ``size`` slots."""
 
     def drafted(self, certain: int, count: Tensor) -> None:
-        """Of the next forward's tokens, those after ``certain + count`` [1] fill it up: the device counts them."""
+        """The next forward's tokens after the first ``certain + count`` are padding; ``count`` [1] is on the device."""
 
     def reach(self, n: int) -> int:
         """The length after n more tokens, which are the last ones that it will cover then."""
@@ -572,7 +572,7 @@ class KVCache:
         self.length = min(self.length, length)
 
     def keep(self, length: int, path: Tensor) -> None:
-        """Of a tree that was fed after the first ``length`` tokens, keep those of ``path`` [m] alone, moved together.
+        """Of a tree that was fed after the first ``length`` tokens, keep only those of ``path`` [m], moved together.
 
         Only where all keys and values lie in one buffer.
         """
@@ -602,7 +602,7 @@ class KVCache:
         self.length = max(self.length, length)
 
     def restart(self) -> None:
-        """Become as it was when it was new."""
+        """Return to the initial state."""
         self.truncate(0)
 
     def judged(self, proposed: int, accepted: int) -> None:

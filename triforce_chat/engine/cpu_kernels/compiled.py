@@ -193,7 +193,7 @@ def _compiler() -> list[str]:
 
 
 def _key() -> str:
-    """Of everything that the library has to fit; a new torch compiles it again.
+    """A key of everything that the library has to fit; a new torch compiles it again.
 
     Any compiler's will do: to ask one for its version would take longer than to load the library.
     """

@@ -94,7 +94,7 @@ def _rotated(rope: Mapping[str, Any], dim: int) -> int:
 
 
 def _wavelengths(rope: Mapping[str, Any], dim: int) -> Tensor:
-    """For each pair of dimensions, its inverse frequency: [dim/2]."""
+    """The inverse frequency of each pair of dimensions: [dim/2]."""
     steps = torch.arange(0, dim, 2, dtype=torch.float) / dim
     waves: Tensor = rope["rope_theta"] ** steps
     return waves

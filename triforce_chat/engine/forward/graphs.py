@@ -273,7 +273,7 @@ class OwnGroups(NamedTuple):
 
 
 def own_groups(at: Tensor, steps: Tensor, slots: int) -> OwnGroups:
-    """Those of tokens ``at`` [1] + ``steps`` [n], fewer than a group has, in a ring of so many slots."""
+    """The groups of tokens ``at`` [1] + ``steps`` [n], fewer than a group has, in a ring of so many slots."""
     n, positions = len(steps), at + steps
     within, places = positions % GROUP, positions % slots // GROUP
     border = (GROUP - within[:1]).clamp_max(n)

@@ -95,7 +95,7 @@ class FusedLoop:
 
     @torch.inference_mode()
     def branch(self, ids: Tensor, step: int, root: int, depth: int, masks: Tensor) -> Tensor:
-        from triforce_chat.engine.kernels import Level
+        from triforce_chat.engine.kernels import TreeLevel
 
         (ids,), (masks,) = ids, masks
         added = None
@@ -104,7 +104,7 @@ class FusedLoop:
         with self.runner.on_device():
             own = self.runner.embedded(ids)
             if self.small is not None and self.small.takes(masks):
-                logits = self.small(own, self.at, step, added, Level(masks, root, depth))
+                logits = self.small(own, self.at, step, added, TreeLevel(masks, root, depth))
             else:
                 slot, position = self.at[:1], self.at[1:] + root + depth
                 inputs = ForwardInputs(own, slot + step, position, torch.zeros_like(ids), added, masks=masks)

@@ -199,7 +199,7 @@ class LanguageModel(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what is not quantized."""
+        """The dtype of everything that is not quantized."""
         return self.model.norm.weight.dtype
 
     def get_input_embeddings(self) -> nn.Module:

@@ -1,8 +1,8 @@
 """Attention of a full prefill chunk over a long context, in blocks of keys.
 
-On Hopper, cuDNN's attention has twice the throughput of torch's flash-attention, but it plans every new shape anew and
-aligns its causal mask with the first key. So keys far enough before the chunk are read by cuDNN without a mask, in
-blocks of a few sizes, and the rest by flash-attention with a mask. The partial results are merged by their
+On Hopper, cuDNN's attention has twice the throughput of torch's flash-attention, but it makes a plan for every new
+shape and aligns its causal mask with the first key. So keys far enough before the chunk are read by cuDNN without a
+mask, in blocks of a few sizes, and the rest by flash-attention with a mask. The partial results are merged by their
 log-sum-exps, as flash-attention merges its tiles (arXiv 2205.14135, section 3.1).
 """
 

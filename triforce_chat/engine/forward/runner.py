@@ -26,7 +26,7 @@ from triforce_chat.engine.forward.quantized import weight_bytes
 from triforce_chat.engine.forward.target_state import StateReader, TargetState
 from triforce_chat.engine.gathered import Gathering, Result, Task
 from triforce_chat.engine.group import SINGLE, RankGroup
-from triforce_chat.engine.kernels_available import ROOMY, kernels_run
+from triforce_chat.engine.kernels_available import FIRST, kernels_run
 from triforce_chat.engine.tree import Branches
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Forward(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the logits."""
+        """The dtype of the logits."""
         ...
 
     @property
@@ -123,7 +123,7 @@ class Forward(Protocol):
         ...
 
     def committed(self, count: Tensor, length: Tensor) -> None:
-        """By the rows of its last forward ``count`` [B] tokens were committed; the history has ``length`` [B] now.
+        """The rows of the last forward committed ``count`` [B] tokens, so that the history has ``length`` [B] now.
 
         For drafts that read its states; the host does not wait.
         """
@@ -267,7 +267,7 @@ class Runner:
 
     @property
     def frequencies(self) -> Tensor:
-        """Of its rotary embedding: [D/2]."""
+        """The frequencies of its rotary embedding: [D/2]."""
         found: Tensor = self.model.base_model.rotary_emb.inv_freq
         return found
 
@@ -581,7 +581,7 @@ def fusible(model: Any) -> bool:
     dim = layer.self_attn.head_dim
     return (
         kernels_run(model.device)
-        and torch.cuda.get_device_capability(model.device) in ROOMY
+        and torch.cuda.get_device_capability(model.device) >= FIRST
         and supports(model.config)
         and dim >= SMALLEST_HEAD
         and dim.bit_count() == 1

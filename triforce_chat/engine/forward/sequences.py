@@ -2,7 +2,7 @@
 
 What changes from one replay to the next is on the device: whose each row is, where it goes, and how far each sequence
 has come. So sequences may join, leave and have different numbers of tokens. Every graph has room for as many of them as
-their pool; what nobody uses costs its arithmetic only, as reading the weights takes the time.
+their pool; unused rows cost their arithmetic only, as reading the weights takes most of the time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Fed(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Of one sequence's tokens, valid until the next forward of several."""
+    """The result for one sequence's tokens, valid until the next forward of several sequences."""
 
     computed: LogitsAndStates
     queries: Tensor | None  # [layers, Hq, n, D], where a cache wants them
@@ -263,5 +263,5 @@ class SequencesGraphs:
 
 
 def key_of(slot: WriteSlot, most: int, branching: bool) -> Hashable:
-    """Of a graph among those of its pool; all sequences of a pool keep their queries, or none does."""
+    """The key of a graph among those of its pool; all sequences of a pool keep their queries, or none does."""
     return most, branching, slot.queries is not None, id(slot.prefix)

@@ -1,4 +1,4 @@
-"""A small dense model's forwards of few tokens, in two kernels a block where the usual ones take ten."""
+"""Forwards of a few tokens of a small dense model, in two kernels per block where the usual path takes ten."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triforce_chat.engine.forward.shards import Embedding
 
 
 class Weights(NamedTuple):
-    """Of a block: both norms, and the matrices as ``Block`` has them."""
+    """Weights of one block: both norms, and the matrices as ``Block`` has them."""
 
     input_norm: kernels.Norm
     qkv: Tensor
@@ -24,17 +24,17 @@ class Weights(NamedTuple):
 
 
 class SmallDecoder:
-    """What a ``Decoder`` says after a few tokens of one sequence, whose keys and values it stores in a buffer."""
+    """A ``Decoder`` for a few tokens of one sequence, whose keys and values it stores in a buffer."""
 
     most = kernels.MOST_TOKENS
 
     def __init__(self, decoder: Decoder, embedding: Tensor, layers: list[Weights], storage: KVBuffer) -> None:
         self.decoder, self.embedding, self.layers = decoder, embedding, layers
-        self.turn = kernels.Turn(decoder.rotary.inv_freq.float(), decoder.rotary.attention_scaling)
+        self.rotation = kernels.Rotation(decoder.rotary.inv_freq.float(), decoder.rotary.attention_scaling)
         self.keys, self.values = storage.keys, storage.values
 
     def takes(self, masks: Tensor) -> bool:
-        """Whether it computes a tree's level whose tokens see that: [n, words]."""
+        """Whether it can compute a level of a tree whose tokens have those attention masks [n, words]."""
         n, words = masks.shape
         return n <= self.most and words == 1
 
@@ -44,25 +44,25 @@ class SmallDecoder:
         place: Tensor,
         step: int,
         added: Tensor | None = None,
-        level: kernels.Level | None = None,
+        level: kernels.TreeLevel | None = None,
     ) -> Tensor:
-        """Logits [1, V] after ids [n], n up to ``most``; ``added`` [n, C] goes to their embeddings.
+        """Logits [1, V] after the last of ids [n], n up to ``most``; ``added`` [n, C] is added to their embeddings.
 
-        The first id goes ``step`` slots after slot ``place[0]`` and position ``place[1]``, numbers of the device. Of a
-        tree's ``level`` these are the logits [n, V] after every id.
+        The first id goes ``step`` slots after slot ``place[0]`` and position ``place[1]``, which are on the device. For
+        a tree's ``level`` the result is the logits [n, V] after every id.
         """
         parts = self.embedding.new_empty(0, len(ids), self.embedding.shape[1])
         stream = kernels.Stream(self.embedding, parts if added is None else added[None], ids)
         for each, keys, values in zip(self.layers, self.keys, self.values, strict=True):
             own = each.input_norm, each.qkv, each.project
-            stream = kernels.add_attention(stream, *own, self.turn, keys, values, place, step, level)
+            stream = kernels.add_attention(stream, *own, self.rotation, keys, values, place, step, level)
             stream = kernels.add_neurons(stream, each.post_norm, each.gate_up, each.down)
         count = 1 if level is None else len(ids)
         return self.decoder.logits(kernels.last_normed(stream, self.decoder.norm, count))
 
 
 def small_decoder(decoder: Decoder, storage: KVBuffer) -> SmallDecoder | None:
-    """The decoder for a buffer of that shape; None where it is large, shared by ranks, quantized, or has biases."""
+    """The decoder over ``storage``; None if the model is large, split over ranks, quantized, or has biases."""
     shape, embedding = storage.shape, decoder.embed
     layers = [weights for block in decoder.blocks if (weights := weights_of(block))]
     alone = decoder.group.size == 1 and storage.keys.dtype == shape.dtype
@@ -76,7 +76,7 @@ def small_decoder(decoder: Decoder, storage: KVBuffer) -> SmallDecoder | None:
 
 
 def weights_of(block: Block) -> Weights | None:
-    """A block's, if that is all it consists of."""
+    """The weights of ``block``; None if it also has biases, head norms or quantized matrices."""
     layers = block.qkv_proj, block.o_proj, block.gate_up_proj, block.down_proj
     matrices = [each.weight for each in layers if isinstance(each, Dense) and each.bias is None]
     if len(matrices) < len(layers) or any(norm is not None for norm in block.head_norms):

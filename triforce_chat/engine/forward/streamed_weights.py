@@ -88,7 +88,7 @@ class StreamedWeights:
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """For one forward, or one replay: its first layers are there, and afterwards those of the next one come."""
+        """Surrounds a forward or replay: its first layers are present; afterwards those of the next one are fetched."""
         there, self.ahead = self.ahead, False  # not if this one breaks off
         if not there:
             self._fetch_first()

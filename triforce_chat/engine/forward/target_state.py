@@ -47,7 +47,7 @@ class StateReader:
         self.state, self.matrix, self.ages = state, matrix, ages
 
     def rows(self, indices: Tensor) -> Tensor:
-        """For the tokens at these indices [n] of the history: [n, D]; zeros before the state's first token."""
+        """What is added to the tokens at ``indices`` [n]: [n, D]; zeros before the state's first token."""
         projected = linear(self.state.hidden[:, : self.matrix.shape[1]], self.matrix)
         age = indices - self.state.base
         rows = self.ages[age.clamp(0, len(self.ages) - 1)] + projected

@@ -34,19 +34,20 @@ def draw_children(
     tokens: Tensor,
     probs: Tensor,
     independent: bool = False,
-    laws: Tensor | None = None,
+    dists: Tensor | None = None,
 ) -> None:
     """Draw the children of B trees' ``rows`` [B, m], all ``step`` levels below the root; -1 stands for no row.
 
     ``links`` [B, 2, n+1] and ``lines`` [B, n+1, d] as of ``Family``; scores [B, m, V] are those after each of ``rows``,
-    before the penalty. Children are drawn one after the other without replacement, unless ``independent``; where a law
-    has nothing left, the token with the next best score follows for certain. Node i of a tree is drawn by its number i
-    of ``how`` into tokens [B, n], or is what is forced at its depth, and row i of probs [B, n, V], fp32, becomes the
-    distribution that it was drawn from. The penalty applies to the tokens on the path to a row, too. ``laws`` [B, m,
-    V], fp32: the distributions after ``rows``, if they do not follow from scores and temperature alone.
+    before the penalty. Children are drawn one after the other without replacement, unless ``independent``; where a
+    distribution has nothing left, the token with the next best score follows for certain. Node i of a tree is drawn by
+    its number i of ``how`` into tokens [B, n], or is what is forced at its depth, and row i of probs [B, n, V], fp32,
+    becomes the distribution that it was drawn from. The penalty applies to the tokens on the path to a row, too.
+    ``dists`` [B, m, V], fp32: the distributions after ``rows``, if they do not follow from scores and temperature
+    alone.
     """
     (trees, m, vocabulary), n = scores.shape, tokens.shape[1]
-    scores, filtered = scores.flatten(0, 1), laws is not None
+    scores, filtered = scores.flatten(0, 1), dists is not None
     count, tiles, device, overlaps = trees * m, triton.cdiv(vocabulary, WIDTH), scores.device, overlap()
     tops, rest = (
         torch.empty((count, size), dtype=torch.float32, device=device) for size in (tiles, vocabulary)
@@ -55,8 +56,8 @@ def draw_children(
     # What was drawn even where another token is forced, and the weight that was left before.
     drawn, lefts = torch.empty_like(tokens), torch.empty_like(tokens, dtype=torch.float64)
     since, forced = (tokens if each is None else each for each in (how.since, how.forced))
-    laws = scores if laws is None else laws
-    given = scores, laws, since, lines, links, rows, tokens, tops
+    dists = scores if dists is None else dists
+    given = scores, dists, since, lines, links, rows, tokens, tops
     sizes = vocabulary, n, m, rows.stride(0), tiles
     heat, penalty = float(how.temperature), float(how.penalty)
     numbers = *sizes, lines.shape[2], scores.stride(0), heat, penalty
@@ -76,7 +77,7 @@ def draw_children(
     _weigh_tiles[(tiles, count)](*given, masses, rest, *numbers, **kind, **path)
     _draw_one_by_one[(count,)](
         rest,
-        laws,
+        dists,
         links,
         rows,
         tokens,
@@ -129,10 +130,10 @@ def _penalized(scores, since, path, token, vocabulary, penalty, penalizes: tl.co
 
 
 @triton.jit
-def _weights(laws, score, token, vocabulary, top, temperature, greedy: tl.constexpr, filtered: tl.constexpr):
-    """The weights of tokens: their law, or relative to the row's highest; none without a temperature."""
+def _weights(dists, score, token, vocabulary, top, temperature, greedy: tl.constexpr, filtered: tl.constexpr):
+    """The weights of tokens: their probabilities, or relative to the row's highest; none without a temperature."""
     if filtered:
-        weight = tl.load(laws + token, mask=token < vocabulary, other=0.0).to(tl.float32)
+        weight = tl.load(dists + token, mask=token < vocabulary, other=0.0).to(tl.float32)
     elif greedy:
         weight = tl.zeros_like(score)
     else:
@@ -145,7 +146,7 @@ def _weights(laws, score, token, vocabulary, top, temperature, greedy: tl.conste
 )
 def _weigh_tiles(
     scores,
-    laws,
+    dists,
     since,
     lines,
     links,
@@ -183,7 +184,7 @@ def _weigh_tiles(
     if not greedy:
         base = tl.where(top > float("-inf"), top, 0.0)
         weight = _weights(
-            laws + at * vocabulary, score, token, vocabulary, base, temperature, greedy, filtered
+            dists + at * vocabulary, score, token, vocabulary, base, temperature, greedy, filtered
         )
         tl.store(masses + at * tiles + tile, tl.sum(weight.to(tl.float64), 0))
 
@@ -194,7 +195,7 @@ def _weigh_tiles(
 )
 def _draw_one_by_one(
     rest,  # scores, from which what is drawn is taken
-    laws,
+    dists,
     links,
     rows,
     tokens,
@@ -230,7 +231,7 @@ def _draw_one_by_one(
     uniforms += tree * n
     forced += tree * forced_tree
     rest += at * vocabulary
-    laws += at * vocabulary
+    dists += at * vocabulary
     place, lane = tl.arange(0, places), tl.arange(0, width)
     best = tl.load(tops + at * tiles + place, mask=place < tiles, other=float("-inf"))
     top = tl.max(best, 0)
@@ -253,7 +254,7 @@ def _draw_one_by_one(
         before = tl.sum(tl.where(place == tile - 1, until, 0.0), 0)
         token = tile * width + lane
         score = tl.load(rest + token, mask=token < vocabulary, other=float("-inf"))
-        weight = _weights(laws, score, token, vocabulary, top, temperature, greedy, filtered)
+        weight = _weights(dists, score, token, vocabulary, top, temperature, greedy, filtered)
         weight = tl.where(score > float("-inf"), weight, 0.0)
         passed = (before + tl.cumsum(weight.to(tl.float64), 0) > wanted) & (weight > 0)
         found = tl.min(tl.where(passed, lane, width), 0)
@@ -281,7 +282,7 @@ def _draw_one_by_one(
 )
 def _write_laws(
     scores,
-    laws,
+    dists,
     since,
     lines,
     links,
@@ -321,13 +322,13 @@ def _write_laws(
     place, token = tl.arange(0, places), tile * width + tl.arange(0, width)
     top = tl.max(tl.load(tops + at * tiles + place, mask=place < tiles, other=float("-inf")), 0)
     score = _penalized(scores + at * scores_row, since, path, token, vocabulary, penalty, penalizes)
-    weight = _weights(laws + at * vocabulary, score, token, vocabulary, top, temperature, greedy, filtered)
+    weight = _weights(dists + at * vocabulary, score, token, vocabulary, top, temperature, greedy, filtered)
     while node >= 0:
         own, left, younger = tl.load(drawn + node), tl.load(lefts + node), tl.load(links + n + 1 + node + 1)
         some = left > 0
         share = (weight.to(tl.float64) / tl.where(some, left, 1.0)).to(tl.float32)
-        law = tl.where(some, share, tl.where(token == own, 1.0, 0.0))
-        tl.store(probs + node * vocabulary + token, law, mask=token < vocabulary)
+        dist = tl.where(some, share, tl.where(token == own, 1.0, 0.0))
+        tl.store(probs + node * vocabulary + token, dist, mask=token < vocabulary)
         if not independent:
             weight = tl.where(token == own, 0.0, weight)
         node = younger

@@ -18,13 +18,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from triforce_chat.engine.kernels import chip
+
 PROCESSORS = 132  # streaming multiprocessors of a Hopper GPU
 RESIDENT = 2  # programs of so many warps that run on one multiprocessor at a time
 WARPS = 4
 LEAST = 128  # slots that are worth a program of their own
 MOST_SPLITS = 128
 GOOD = 0.95  # occupancy that the waves of programs should reach on average
-TILE_BYTES = 16384  # of keys, and as many of values: with three stages, two programs fit a multiprocessor
+STAGES = 3
+MOST_SLOTS = 128  # of a tile
 NARROW_DIM = 128  # numbers of a row of keys in fewer bits than the queries' that each warp of a program takes
 GAIN = tl.constexpr(32768.0)  # of weights in fp16, so that small ones keep their bits
 SHARE = tl.constexpr(0.0625)  # of queries in fp16: those of bfloat16 may be larger than what fp16 holds
@@ -41,8 +44,8 @@ class Tiling(NamedTuple):
 
     rows: int
     slots: int
-    stages: int = 3
-    warps: int = 4
+    stages: int = STAGES
+    warps: int = WARPS
 
 
 def tiling(
@@ -52,14 +55,23 @@ def tiling(
 
     ``kept``: the dtype of keys and values, if not the queries'.
     """
-    slots = TILE_BYTES // (dim * dtype.itemsize)
     height = max(16, min(LARGEST_ROWS[dtype.itemsize], triton.next_power_of_2(rows)))
-    shape = Tiling(height, max(16, min(128, slots)))
+    shape = Tiling(height, tile_slots(tile_bytes(), dim, dtype))
     if kept is not None and kept.itemsize == 1 and height == 16 and dtype.itemsize == 2:
         # One warp waits for no other, and several would each compute what all of a tile's rows need.
         shape = shape._replace(slots=max(16, shape.slots // 2), warps=narrow_warps(dim))
     # Half of the stages load the list: so as many loads of keys and values are in flight as without one.
     return shape._replace(stages=2 * shape.stages - 1) if listed else shape
+
+
+def tile_bytes() -> int:
+    """Bytes of the keys of a tile, and as many of values: with all stages, two programs fit a multiprocessor."""
+    return 1 << (chip.share() // (2 * STAGES)).bit_length() - 1
+
+
+def tile_slots(size: int, dim: int, dtype: torch.dtype) -> int:
+    """Slots of a tile with ``size`` bytes of keys."""
+    return max(16, min(MOST_SLOTS, size // (dim * dtype.itemsize)))
 
 
 def narrow_warps(dim: int) -> int:
@@ -83,7 +95,7 @@ def splits(heads: int, row_tiles: int, most: int, warps: int = WARPS) -> int:
 
 
 class Sequences(NamedTuple):
-    """Whose the tokens of a forward are, on the device: those of sequence i are ``starts[i]`` .. ``starts[i+1]-1``."""
+    """The sequences of a forward's tokens, on the device: sequence i has tokens ``starts[i]`` .. ``starts[i+1]-1``."""
 
     starts: Tensor  # [B+1]
     at: Tensor  # [B], the slot of each sequence's first token
@@ -149,7 +161,7 @@ class Partial(NamedTuple):
         return Partial(sums, tops, totals)
 
     def parts(self, first: int, last: int) -> Partial:
-        """Those from ``first`` to before ``last``."""
+        """The parts from ``first`` to before ``last``."""
         return Partial(*(each[first:last] for each in self))
 
 

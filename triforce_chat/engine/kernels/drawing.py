@@ -35,7 +35,7 @@ class Drawing(NamedTuple):
 
 
 def since_written(tokens: Tensor, length: Tensor, vocabulary: int) -> Tensor:
-    """For ``Drawing``, before step 0: the first ``length`` [B] of tokens [B, m] were written."""
+    """The record for ``Drawing`` before step 0, if only the first ``length`` [B] of tokens [B, m] were written."""
     since = torch.full((len(tokens), vocabulary), NEVER, dtype=torch.int16, device=tokens.device)
     places = torch.arange(tokens.shape[1], device=tokens.device)
     steps = torch.where(places < length[:, None], 0, NEVER).to(torch.int16)
@@ -161,9 +161,9 @@ def _weigh_all(
             score = _scores(logits, since, i * block + lane, vocabulary, step, penalty, penalizes)
             total += tl.exp((score - top) / temperature)
         score = _scores(logits, since, own, vocabulary, step, penalty, penalizes)
-        law = tl.exp((score - top) / temperature) / tl.sum(total, 0)
-        tl.store(to, law, mask=own < vocabulary)
-        tl.store(masses + row * tl.num_programs(0) + tile, tl.sum(law.to(tl.float64), 0))
+        dist = tl.exp((score - top) / temperature) / tl.sum(total, 0)
+        tl.store(to, dist, mask=own < vocabulary)
+        tl.store(masses + row * tl.num_programs(0) + tile, tl.sum(dist.to(tl.float64), 0))
 
 
 @triton.jit(do_not_specialize=["n", "step", "tiles"])
@@ -195,9 +195,9 @@ def _draw_one(
     tile = tl.where(tile < places, tile, tl.argmax(mass, 0))
     before = tl.sum(tl.where(place == tile - 1, until, 0.0), 0)
     token = tile * width + tl.arange(0, width)
-    law = tl.load(probs + (row * n + step) * vocabulary + token, mask=token < vocabulary, other=0.0)
-    passed = (before + tl.cumsum(law.to(tl.float64), 0) > wanted) & (law > 0)
+    dist = tl.load(probs + (row * n + step) * vocabulary + token, mask=token < vocabulary, other=0.0)
+    passed = (before + tl.cumsum(dist.to(tl.float64), 0) > wanted) & (dist > 0)
     drawn = tl.min(tl.where(passed, token, vocabulary), 0)
-    drawn = tl.where(drawn < vocabulary, drawn, tile * width + tl.argmax(law, 0))
+    drawn = tl.where(drawn < vocabulary, drawn, tile * width + tl.argmax(dist, 0))
     drawn = tl.minimum(drawn, vocabulary - 1).to(tl.int64)
     _write(tokens + row * n, since + row * vocabulary, forced + row * n, drawn, step, penalizes, forces)

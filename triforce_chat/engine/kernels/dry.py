@@ -26,31 +26,38 @@ class Launch(NamedTuple):
     arguments: tuple[Any, ...]
     constants: dict[str, Any]
 
-    def compile(self) -> None:
+    def compile(self) -> Any:
         """Compile the variant for the target of ``without_gpu`` and store it on disk, where Triton looks for it."""
-        self.kernel.warmup(*self.arguments, grid=(1,), **self.constants)
+        return self.kernel.warmup(*self.arguments, grid=(1,), **self.constants)
 
 
 class NoGPU:
     """What Triton asks its driver, answered for a GPU that is not touched."""
 
-    def __init__(self, capability: int) -> None:
+    def __init__(self, capability: int, shared_memory: int) -> None:
         self.target = GPUTarget("cuda", capability, WARP)
+        self.capability, self.shared_memory, self.utils = capability, shared_memory, self
 
     def get_current_target(self) -> GPUTarget:
         return self.target
 
     def get_current_device(self) -> int:
-        return 0
+        return self.capability  # Triton keeps one target for each number
 
     def get_current_stream(self, device: int) -> int:  # noqa: ARG002
         return 0
 
+    def get_device_properties(self, device: int) -> dict[str, int]:  # noqa: ARG002
+        return {"max_shared_mem": self.shared_memory}
+
 
 @contextmanager
-def without_gpu(capability: int) -> Iterator[None]:
-    """Compile for GPUs of that compute capability, 90 for 9.0, without a context on one, which takes memory there."""
-    driver.set_active(NoGPU(capability))
+def without_gpu(capability: int, shared_memory: int) -> Iterator[None]:
+    """Compile for GPUs of that compute capability, 90 for 9.0, without a context on one, which takes memory there.
+
+    ``shared_memory``: bytes of it that a program may have on them.
+    """
+    driver.set_active(NoGPU(capability, shared_memory))
     try:
         yield
     finally:

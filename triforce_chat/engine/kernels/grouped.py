@@ -6,12 +6,13 @@ take them as they are; what a group shares is applied to its sum in fp32, where 
 row and token instead of several instructions for each number.
 
 A thread of a tensor core's operand holds inputs 2t, 2t + 1, 2t + 8 and 2t + 9 of 16. So that these are one word of a
-weight, x changes places instead: it is laid out anew, in pieces of 16 inputs, before the product.
+weight, x changes places instead: it is laid out anew before the product.
+
+A minimum counts once for the sum of its group's inputs, which is the same for all rows. So these sums lie beside x as
+16 more inputs of a tile, whose weights are its minima: tensor cores take them with the rest.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import triton
@@ -27,7 +28,7 @@ COLUMNS = 512  # of a program that adds shares
 LAID_OUT = 1024  # inputs of a program that lays out x
 LEAST_COLUMNS = 16  # of a product on tensor cores
 WORD = tl.constexpr(4)  # bytes
-MINIMA = tl.constexpr(16)  # of a product
+QUARTERS = tl.constexpr(4)  # of a tile's inputs: no group is smaller
 ZERO = tl.constexpr(Codes.BITS_4.zero)
 # Unpacked integers less 128 + ZERO (0xC308 is -136) are the signed ones that they stand for.
 NIBBLES = tl.constexpr(f"""{{
@@ -55,16 +56,6 @@ fma.rn.bf16x2 $1, far, minus, $1;
 }""")
 
 
-class LaidOut(NamedTuple):
-    """x in pieces of 16 inputs in the order of tensor cores, and the sums of inputs that share a minimum, if any.
-
-    ``pieces`` [I / 16, n, 16], with zeros up to the last tile; ``sums`` [I / step, n] in fp32.
-    """
-
-    pieces: Tensor
-    sums: Tensor | None
-
-
 def multiply_grouped(
     x: Tensor,
     weight: QuantizedWeight,
@@ -84,23 +75,20 @@ def multiply_grouped(
     share = triton.cdiv(tiles, shape.shares)
     shares = triton.cdiv(tiles, share)
     made = x.new_empty(shares, n, rows, dtype=torch.float32)
-    step = min(weight.group, GROUPED_BYTES * weight.codes.parts)
-    laid = _laid_out(x, norm, tiles * GROUPED_BYTES * weight.codes.parts, step if weight.sided else None)
     words = weight.data.view(torch.int32)
     _multiply_grouped[triton.cdiv(rows, shape.rows), shares](
-        laid.pieces,
-        made if laid.sums is None else laid.sums,
+        _laid_out(x, norm, weight, tiles),
         words,
         weight.scale,
         made,
         n,
         rows,
         size,
-        share * GROUPED_BYTES,
+        tiles,
+        share,
         words.stride(0),
         weight.scale.stride(0),
         group=weight.group,
-        step=step,
         parts=weight.codes.parts,
         even=size % GROUPED_BYTES == 0,
         tokens=max(LEAST_COLUMNS, padded(n)),
@@ -127,50 +115,54 @@ def multiply_grouped(
         adds=add is not None,
         norms=norm is not None,
         gates=gated,
+        most=triton.next_power_of_2(shares),
         columns=COLUMNS,
         span=triton.next_power_of_2(inputs),
     )
 
 
-def _laid_out(x: Tensor, norm: Norm | None, width: int, step: int | None) -> LaidOut:
-    """x [n, I], times the norm's weight if there is one, filled up to ``width`` inputs; sums if there is a ``step``."""
+def _laid_out(x: Tensor, norm: Norm | None, weight: QuantizedWeight, tiles: int) -> Tensor:
+    """x [n, I], times the norm's weight if there is one, in tiles, with zeros up to the last tile's end.
+
+    A tile is its quarters, each [n, inputs], and, if the weight has minima, [n, 16] numbers that stand for their means.
+    """
     n, inputs = x.shape
-    pieces = x.new_empty(width // RUN, n, RUN)
-    sums = None if step is None else x.new_empty(inputs // step, n, dtype=torch.float32)
-    _lay_out[n, triton.cdiv(width, LAID_OUT)](
+    width = GROUPED_BYTES * weight.codes.parts
+    tiled = x.new_empty(tiles, n * (width + RUN * weight.sided))
+    _lay_out[n, triton.cdiv(tiles * width, LAID_OUT)](
         x,
         x if norm is None else norm.weight,
-        pieces,
-        pieces if sums is None else sums,
+        tiled,
         n,
         inputs,
-        width,
+        tiles,
         x.stride(0),
         norms=norm is not None,
-        adds=sums is not None,
-        step=RUN if step is None else step,
+        sided=weight.sided,
+        width=width,
         run=RUN,
         columns=LAID_OUT,
     )
-    return LaidOut(pieces, sums)
+    return tiled
 
 
 @triton.jit
 def _lay_out(
     x,
     norm,
-    pieces,
-    sums,
+    tiled,
     n,
     inputs,
-    width,
+    tiles,
     x_row,
     norms: tl.constexpr,
-    adds: tl.constexpr,
-    step: tl.constexpr,
+    sided: tl.constexpr,
+    width: tl.constexpr,
     run: tl.constexpr,
     columns: tl.constexpr,
 ):
+    spread: tl.constexpr = width + run if sided else width
+    quarter: tl.constexpr = width // QUARTERS
     token, start = tl.program_id(0), tl.program_id(1) * columns
     column = start + tl.arange(0, columns)
     part = tl.load(x + token.to(tl.int64) * x_row + column, mask=column < inputs, other=0.0)
@@ -180,11 +172,20 @@ def _lay_out(
     # Of byte 4t + 2a + b the place is 8a + 2t + b.
     byte = column % run
     place = byte % 4 // 2 * (run // 2) + byte // 4 * 2 + byte % 2
-    tl.store(pieces + (column // run * n + token) * run + place, part, mask=column < width)
-    if adds:
-        at = start // step + tl.arange(0, columns // step)
-        made = tl.sum(part.to(tl.float32).reshape(columns // step, step), 1)
-        tl.store(sums + at * n + token, made, mask=at * step < inputs)
+    tile = column // width
+    at = (tile * spread + column % width // quarter * quarter) * n + token * quarter
+    tl.store(tiled + at + column % quarter // run * run + place, part, mask=tile < tiles)
+    if sided:
+        # As many minima meet them as ``_minima`` says: two numbers for each, in all pairs.
+        count: tl.constexpr = columns // quarter
+        mean = tl.sum(part.to(tl.float32).reshape(count, quarter), 1) / quarter
+        near = mean.to(part.dtype)
+        rest = (mean - near.to(tl.float32)).to(part.dtype)
+        of, both = start // quarter + tl.arange(0, count), tl.arange(0, 2)[None, :]
+        to = tiled + (of // QUARTERS * spread + width) * n + token * run + of % QUARTERS * 2
+        there = (of // QUARTERS < tiles)[:, None]
+        tl.store(to[:, None] + both, tl.broadcast_to(near[:, None], (count, 2)), mask=there)
+        tl.store(to[:, None] + run // 2 + both, tl.broadcast_to(rest[:, None], (count, 2)), mask=there)
 
 
 @triton.jit
@@ -218,7 +219,7 @@ def _runs(first, second, third, fourth, run: tl.constexpr):
 
 @triton.jit
 def _nibbles(words, kind: tl.constexpr, run: tl.constexpr):
-    """The low and the high integers of four runs, as the signed numbers that they stand for."""
+    """The integers of a tile's quarters, as the signed numbers that they stand for: four operands [height, 32]."""
     if kind == tl.bfloat16:
         a, b, c, d = tl.inline_asm_elementwise(
             NIBBLES,
@@ -232,7 +233,13 @@ def _nibbles(words, kind: tl.constexpr, run: tl.constexpr):
     else:
         low = _runs(*_fields(words, 0, kind), run)
         high = _runs(*_fields(words, 4, kind), run)
-    return low[0], high[0], low[1], high[1], low[2], high[2], low[3], high[3]
+    return _wide(low[0], high[0]), _wide(low[1], high[1]), _wide(low[2], high[2]), _wide(low[3], high[3])
+
+
+@triton.jit
+def _wide(first, second):
+    """[m, k] and [m, k] -> [m, 2 k]."""
+    return tl.join(first, second).permute(0, 2, 1).reshape(first.shape[0], 2 * first.shape[1])
 
 
 @triton.jit
@@ -247,7 +254,7 @@ def _fields(words, shift: tl.constexpr, kind: tl.constexpr):
 
 @triton.jit
 def _bytes(words, kind: tl.constexpr, run: tl.constexpr):
-    """The integers of four runs of signed bytes."""
+    """The signed bytes of a tile's quarters: four operands [height, 16]."""
     if kind == tl.bfloat16:
         a, b = tl.inline_asm_elementwise(
             BYTES, "=r,=r,r", [words], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
@@ -260,20 +267,35 @@ def _bytes(words, kind: tl.constexpr, run: tl.constexpr):
 
 
 @triton.jit
+def _minima(shared, zero: tl.constexpr, count: tl.constexpr, kind: tl.constexpr, run: tl.constexpr):
+    """What a tile's rows add for each mean of ``count`` inputs, from the words [height, groups] of its groups.
+
+    An operand [height, 16]. Two numbers stand for a minimum as for a mean: thread t has them at 2t and again at 2t + 8.
+    """
+    scale, low = scale_and_low(shared)
+    height: tl.constexpr = shared.shape[0]
+    groups: tl.constexpr = shared.shape[1]
+    least = ((low + zero * scale) * count)[:, :, None]
+    least = tl.broadcast_to(least, (height, groups, QUARTERS // groups)).reshape(height, QUARTERS)
+    near = least.to(kind)
+    pair = tl.join(near, (least - near.to(tl.float32)).to(kind))
+    return tl.join(pair, pair).permute(0, 3, 1, 2).reshape(height, run)
+
+
+@triton.jit(do_not_specialize=["tiles", "share"])  # no address is computed from them
 def _multiply_grouped(
     x,
-    of_groups,
     data,
     scale,
     sums,
     n,
     rows,
     size,
+    tiles,
     share,
     data_row,
     scale_row,
     group: tl.constexpr,
-    step: tl.constexpr,
     parts: tl.constexpr,
     even: tl.constexpr,
     tokens: tl.constexpr,
@@ -285,25 +307,29 @@ def _multiply_grouped(
     paired: tl.constexpr = parts == 2
     sided: tl.constexpr = scale.dtype.element_ty == tl.int32
     kind: tl.constexpr = x.dtype.element_ty
+    quarter: tl.constexpr = depth * parts // QUARTERS
+    step: tl.constexpr = min(group, depth * parts)
     groups: tl.constexpr = depth * parts // step  # of a tile
+    spread: tl.constexpr = depth * parts + (run if sided else 0)
     output = tl.program_id(0) * height + tl.arange(0, height)
     row = tl.minimum(output, rows - 1).to(tl.int64)
     token, word, each = tl.arange(0, tokens), tl.arange(0, depth // WORD), tl.arange(0, groups)
     first = tl.program_id(1) * share
-    last = tl.minimum(first + share, size)
     w_at = data + row[:, None] * data_row + word[None, :]
     shared_at = scale + row[:, None] * scale_row
     # Of tokens that there are not, a column repeats the last one's.
     known = tl.minimum(token, n - 1)
-    x_at = x + known[None, :] * run + tl.arange(0, run)[:, None]
+    x_at = x + known[None, :] * quarter + tl.arange(0, quarter)[:, None]
+    means_at = x + known[None, :] * run + tl.arange(0, run)[:, None]
     total = tl.zeros((height, tokens), tl.float32)
-    for start in tl.range(first, last, depth, num_stages=stages):
+    for tile in tl.range(first, tl.minimum(first + share, tiles), num_stages=stages):
         # Bytes beyond the last input are multiplied by zeros.
-        w = tl.load(w_at + start // WORD, mask=None if even else (word * WORD < last - start)[None, :])
-        there = None if even else (start * parts + each * step < last * parts)[None, :]
-        shared = tl.load(
-            shared_at + start * parts // group + each[None, :], mask=there, other=None if even else 0
+        w = tl.load(
+            w_at + tile * (depth // WORD), mask=None if even else (word * WORD < size - tile * depth)[None, :]
         )
+        at = tile * (depth * parts) // group + each
+        there = None if even else (tile * (depth * parts) + each * group < size * parts)[None, :]
+        shared = tl.load(shared_at + at[None, :], mask=there, other=None if even else 0)
         factors = scale_and_low(shared)[0] if sided else shared
         if groups == 4:
             factor = _quarters(factors)
@@ -311,27 +337,19 @@ def _multiply_grouped(
             factor = tl.split(factors)
         else:
             factor = (factors.reshape(height),)
-        pieces = _nibbles(w, kind, run) if paired else _bytes(w, kind, run)
-        for piece in tl.static_range(4 * parts):
-            here = tl.load(x_at + (start // run * parts + piece) * n * run)
-            if piece * run % step == 0:
-                made = tl.dot(pieces[piece], here, input_precision="ieee")
+        if sided:
+            means = tl.load(means_at + (tile * spread + depth * parts) * n)
+            minima = _minima(shared, ZERO if paired else 0, quarter, kind, run)
+            total = tl.dot(minima, means, total, input_precision="ieee")
+        numbers = _nibbles(w, kind, run) if paired else _bytes(w, kind, run)
+        for part in tl.static_range(QUARTERS):
+            here = tl.load(x_at + (tile * spread + part * quarter) * n)
+            if part * quarter % step == 0:
+                made = tl.dot(numbers[part], here, input_precision="ieee")
             else:
-                made = tl.dot(pieces[piece], here, made, input_precision="ieee")
-            if (piece + 1) * run % step == 0:
-                total += made * factor[piece * run // step][:, None]
-    if sided:
-        # The minima times the sums of the inputs that share them, by tensor cores that keep 21 bits.
-        steps = last * parts // step
-        for part in range(first * parts // step, steps, MINIMA):
-            at = part + tl.arange(0, MINIMA)
-            shared = tl.load(shared_at + (at * step // group)[None, :], mask=(at < steps)[None, :], other=0)
-            scales, least = scale_and_low(shared)
-            least += ZERO * scales if paired else 0.0
-            summed = tl.load(
-                of_groups + at[:, None] * n + known[None, :], mask=(at < steps)[:, None], other=0.0
-            )
-            total = tl.dot(least, summed, total, input_precision="tf32x3")
+                made = tl.dot(numbers[part], here, made, input_precision="ieee")
+            if (part + 1) * quarter % step == 0:
+                total += made * factor[part * quarter // step][:, None]
     to = sums + (tl.program_id(1) * n + token).to(tl.int64)[None, :] * rows + output[:, None]
     tl.store(to, total, mask=(output < rows)[:, None] & (token < n)[None, :])
 
@@ -353,19 +371,17 @@ def _add_shares(
     adds: tl.constexpr,
     norms: tl.constexpr,
     gates: tl.constexpr,
+    most: tl.constexpr,
     columns: tl.constexpr,
     span: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    output = tl.program_id(1) * columns + tl.arange(0, columns)
+    output, share = tl.program_id(1) * columns + tl.arange(0, columns), tl.arange(0, most)[:, None]
     inside = output < outputs
-    made = tl.zeros((columns,), tl.float32)
-    other = made
-    for share in range(shares):
-        at = sums + (share * n + token) * rows + output
-        made += tl.load(at, mask=inside, other=0.0)
-        if gates:
-            other += tl.load(at + outputs, mask=inside, other=0.0)
+    # All at once: one after another each would wait for the last.
+    at, there = sums + (share * n + token) * rows + output[None, :], (share < shares) & inside[None, :]
+    made = tl.sum(tl.load(at, mask=there, other=0.0), 0)
+    other = tl.sum(tl.load(at + outputs, mask=there, other=0.0), 0) if gates else made
     if norms:
         lane = tl.arange(0, span)
         whole = tl.load(x + token * x_row + lane, mask=lane < inputs, other=0.0).to(tl.float32)

@@ -13,6 +13,7 @@ from triforce_chat.engine.kernels.blocking import (
     blocking,
     few_blocking,
     grouped_blocking,
+    most_tokens,
     padded,
 )
 from triforce_chat.engine.kernels.few import multiply_few
@@ -42,14 +43,18 @@ def quantized_linear(
     outputs = weight.outputs // (2 if gated else 1)
     out = x.new_empty(n, outputs)
     if shape is None and not weight.whole:
-        shape = few_blocking(n, outputs, weight.inputs, gated) or grouped_blocking(weight)
+        shape = few_blocking(n, outputs, weight.inputs, gated) or grouped_blocking(n, weight, x.dtype)
     match shape:
         case FewBlocking():
             multiply_few(x, weight, out, add, norm, gated, shape)
         case GroupedBlocking():
             multiply_grouped(x, weight, out, add, norm, gated, shape)
         case _:
-            _multiply_rows(x, weight, out, add, norm, gated, shape or blocking(n, outputs, x.dtype, gated))
+            most = most_tokens(x.dtype, gated)
+            for part in (slice(first, min(first + most, n)) for first in range(0, n, most)):
+                tiles = shape or blocking(part.stop - part.start, outputs, x.dtype, gated)
+                added = None if add is None else add[part]
+                _multiply_rows(x[part], weight, out[part], added, norm, gated, tiles)
     return out
 
 

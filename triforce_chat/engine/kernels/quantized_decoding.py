@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from triforce_chat.engine.kernels import chip
 from triforce_chat.engine.kernels.decoding import (
     NOTHING,
     Partial,
@@ -106,7 +107,19 @@ def group_tiling(q: Tensor, before: Quantized) -> Tiling:
     own, width = tiling(len(q) * q.shape[1] // heads, q.shape[2], q.dtype), slots // before[2].shape[1]
     # Products of fp32 would not fit the registers of one warp.
     few = before[0].dtype == torch.int8 and own.rows == LEAST_ROWS and q.dtype.itemsize == 2
-    return Tiling(own.rows, *((*FEW_ROWS, narrow_warps(q.shape[2])) if few else (width, STAGES, WARPS)))
+    shape = Tiling(own.rows, *((*FEW_ROWS, narrow_warps(q.shape[2])) if few else (width, STAGES, WARPS)))
+    fits = chip.shared_memory() >= chip.HOPPER
+    return shape if fits else shape._replace(stages=fitting_stages(shape, q, before))
+
+
+def fitting_stages(shape: Tiling, q: Tensor, before: Quantized) -> int:
+    """Pipeline stages of which two programs fit a multiprocessor: all but one load a tile ahead."""
+    dim, bits = q.shape[2], 8 if before[0].dtype == torch.int8 else 4
+    tile = 2 * shape.slots * dim * bits // 8
+    # Queries pass through shared memory, in fp32 what codes stand for does, too.
+    beside = dim * q.dtype.itemsize * (shape.rows + (shape.slots if q.dtype.itemsize == 4 else 0))
+    left = chip.share() * shape.warps // WARPS - beside
+    return min(shape.stages, 1 + max(0, left // tile))
 
 
 def parts_of(

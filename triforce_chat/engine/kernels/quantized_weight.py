@@ -109,7 +109,7 @@ def quantize(weight: Tensor) -> QuantizedWeight:
 
 
 def pack(codes: Codes, numbers: Tensor, scale: Tensor, minimum: Tensor | None = None) -> QuantizedWeight:
-    """From integers [O, I] and the fp32 scale and minimum [O, I / group] of each group.
+    """Make a weight from integers [O, I] and the fp32 scale and minimum [O, I / group] of each group.
 
     The integers are 0 to 15 or -127 to 127. A scale that has a minimum is rounded to fp16, as that is.
     Raises ValueError if the inputs are no whole groups, or a group is no whole number of runs.

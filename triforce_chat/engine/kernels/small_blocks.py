@@ -1,14 +1,13 @@
 """Decoder blocks of a small model in two kernels each, for a few tokens of one sequence or of a tree after it.
 
-A step of a small model reads so few bytes that it takes as long as its kernels are many. So programs do again what
-others do, too, where they would otherwise wait for them in a further kernel: all of them sum up the residual stream and
-norm it, and each goes on with what is its own, a head's attention to some slots and its share of the output projection,
-or some neurons and theirs of the down projection. What they add to the residual stream they write one beside the
-other, and the programs of the next kernel sum it up, always in the same order; of more than two tokens a kernel of its
-own does that.
+A step of a small model reads so few bytes that its time depends on the number of its kernels. So programs repeat each
+other's work where they would otherwise need one more kernel: each of them sums up the residual stream and normalizes
+it, then computes its own part, which is one head's attention to some slots and its share of the output projection, or
+some neurons and their share of the down projection. All parts are written side by side, and the programs of the next
+kernel sum them up, always in the same order; for more than two tokens a separate kernel does that once.
 
-Whatever a program needs that the kernel before does not write is loaded while that is not over. Tensor cores take 16
-rows, so fewer tokens are repeated.
+Everything that a program needs and the kernel before it does not write is loaded before that kernel is over. Tensor
+cores take 16 rows, so fewer tokens are repeated.
 """
 
 from __future__ import annotations
@@ -21,19 +20,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from triforce_chat.engine.kernels.decoding import NOTHING, tiling
+from triforce_chat.engine.kernels import chip
+from triforce_chat.engine.kernels.decoding import NOTHING, tile_slots
 from triforce_chat.engine.kernels.overlap import overlap, wait_for_previous
 from triforce_chat.engine.kernels.rows import Norm
 
 ROWS = tl.constexpr(16)  # of a tile
 MOST_TOKENS = 16
-MOST_CHANNELS = 512  # of models whose steps take as long as their kernels are many
+MOST_CHANNELS = 512  # of models whose step time depends on the number of kernels
 MOST_REPEATED = (
     2  # tokens whose stream all programs sum up: that of more takes longer than a kernel that does it once
 )
 MOST_PARTS = 48  # programs whose sums all programs of the next kernel read
 NEURONS = 64  # of a program, unless there would be too many programs
 TILE_BYTES = 32_768  # of weights
+KEY_BYTES = 16_384  # of keys, and as many of values, that a program reads
 DEEPEST = 256  # inputs of a tile at most
 SUMS = 16_384  # numbers of parts that a program reads at once
 WARPS = 8
@@ -42,7 +43,7 @@ WARPS = 8
 class Stream(NamedTuple):
     """The residual stream of n tokens: n rows of ``base``, the first ones or those listed, plus all of ``parts``.
 
-    Of parts of one head's attention the mean counts, in which each weighs 2 to the power of its number in ``logs``.
+    The parts of one head's attention are averaged, each with the weight 2 ** its number in ``logs``.
     """
 
     base: Tensor  # [m, C]
@@ -52,10 +53,11 @@ class Stream(NamedTuple):
     splits: int = 1  # parts of one head
 
 
-class Level(NamedTuple):
-    """Where the n tokens of a forward belong that are nodes of a tree, all of them equally deep.
+class TreeLevel(NamedTuple):
+    """The n tokens of a forward as nodes of a tree, all at the same depth.
 
-    The tree's root went to slot ``place[0] + root`` and has position ``place[1] + root``. All see the slots up to it.
+    The tree's root went to slot ``place[0] + root`` and has position ``place[1] + root``. All tokens see the slots up
+    to it.
     """
 
     masks: (
@@ -65,7 +67,7 @@ class Level(NamedTuple):
     depth: int  # below the root
 
 
-class Turn(NamedTuple):
+class Rotation(NamedTuple):
     """A rotary embedding: ``frequencies`` [D/2], fp32; cos and sin are multiplied by ``factor``."""
 
     frequencies: Tensor
@@ -73,12 +75,13 @@ class Turn(NamedTuple):
 
 
 def splittable(hidden: int, inner: int, heads: int, dim: int, capacity: int, dtype: torch.dtype) -> bool:
-    """Whether a model of these dimensions, over so many slots, is small and has tiles.
+    """Whether these kernels take a model of these dimensions over so many slots: it must be small and fill tiles.
 
-    Not in fp16, where what is normed last could overflow.
+    Not in fp16, where the input of the last norm could overflow, nor in fp32 on a chip whose shared memory is too small
+    for its tiles.
     """
     return (
-        dtype in (torch.bfloat16, torch.float32)
+        (dtype == torch.bfloat16 or (dtype == torch.float32 and chip.is_roomy()))
         and hidden <= MOST_CHANNELS
         and dim.bit_count() == 1
         and max(heads * splits(capacity, dim, dtype), inner // neurons(inner)) <= MOST_PARTS
@@ -87,8 +90,8 @@ def splittable(hidden: int, inner: int, heads: int, dim: int, capacity: int, dty
 
 
 def splits(capacity: int, dim: int, dtype: torch.dtype) -> int:
-    """Programs that divide the slots of a head, a tile for each."""
-    tiles: int = triton.cdiv(capacity, tiling(1, dim, dtype).slots)
+    """How many programs divide the slots of a head: one per tile."""
+    tiles: int = triton.cdiv(capacity, tile_slots(KEY_BYTES, dim, dtype))
     return tiles
 
 
@@ -98,7 +101,7 @@ def tile_depth(hidden: int, width: int, dtype: torch.dtype) -> int:
 
 
 def neurons(inner: int) -> int:
-    """Neurons of a program, of which each has as many."""
+    """Neurons of each program."""
     fewest: int = triton.next_power_of_2(triton.cdiv(inner, MOST_PARTS))
     return min(inner & -inner, max(NEURONS, fewest))
 
@@ -108,19 +111,19 @@ def add_attention(
     norm: Norm,
     qkv: Tensor,
     project: Tensor,
-    turn: Turn,
+    rotation: Rotation,
     keys: Tensor,
     values: Tensor,
     place: Tensor,
     step: int,
-    level: Level | None = None,
+    level: TreeLevel | None = None,
 ) -> Stream:
-    """The stream after attention: norm, projections, rotary embedding, storing, attention and output projection.
+    """The residual stream after attention: norm, projections, rotary embedding, storing, attention, output projection.
 
     qkv [(Hq + 2 Hkv) D, C] and ``project`` [C, Hq D] are contiguous; keys and values [Hkv, S, D] in the dtype of the
-    model. The first token goes to slot ``place[0] + step`` and has position ``place[1] + step``, numbers of the device;
-    each sees the slots before the first one, and the tokens up to itself, or what ``level`` says. No kernel just before
-    this one may write ``place`` or those slots.
+    model. The first token goes to slot ``place[0] + step`` and has position ``place[1] + step``, which are on the
+    device; each sees the slots before the first one, and the tokens up to itself, or what ``level`` says. No kernel
+    just before this one may write ``place`` or those slots.
     """
     (kv_heads, capacity, dim), hidden, stream = keys.shape, stream.base.shape[1], settled(stream)
     heads = project.shape[1] // dim
@@ -133,7 +136,7 @@ def add_attention(
         norm.weight,
         qkv,
         project,
-        turn.frequencies,
+        rotation.frequencies,
         place,
         place if level is None else level.masks,
         keys,
@@ -143,7 +146,7 @@ def add_attention(
         step,
         *((step, 0) if level is None else (level.root + level.depth, level.root + 1)),
         norm.eps,
-        turn.factor,
+        rotation.factor,
         dim**-0.5 * math.log2(math.e),
         *keys.stride()[:2],
         *values.stride()[:2],
@@ -152,14 +155,14 @@ def add_attention(
         kv_heads=kv_heads,
         dim=dim,
         tokens=tokens,
-        width=tiling(1, dim, keys.dtype).slots,
+        width=tile_slots(KEY_BYTES, dim, keys.dtype),
         branching=level is not None,
     )
     return made
 
 
 def add_neurons(stream: Stream, norm: Norm, gate_up: Tensor, down: Tensor) -> Stream:
-    """The stream after a gated layer: norm, ``gate_up`` [2 I, C], gates, ``down`` [C, I]; weights are contiguous."""
+    """The residual stream after a gated MLP: norm, ``gate_up`` [2 I, C], gates, ``down`` [C, I], both contiguous."""
     (hidden, inner), stream = down.shape, settled(stream)
     width = neurons(inner)
     made = followed(stream, inner // width)
@@ -182,7 +185,7 @@ def add_neurons(stream: Stream, norm: Norm, gate_up: Tensor, down: Tensor) -> St
 
 
 def settled(stream: Stream) -> Stream:
-    """The stream with its parts summed up, where not all programs should do that by themselves."""
+    """The stream with its parts summed up by a kernel, for more tokens than all programs should do that for."""
     count, n, hidden = stream.parts.shape
     if count == 0 or n <= MOST_REPEATED:
         return stream
@@ -209,7 +212,7 @@ def given(stream: Stream) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def described(stream: Stream, tokens: int, depth: int) -> dict[str, int]:
-    """What all kernels have to know of a stream to be compiled, and how they are launched."""
+    """The compile-time arguments that describe a stream, and the launch options, of all these kernels."""
     overlaps, count = overlap(), len(stream.parts)
     spread = triton.next_power_of_2(stream.splits)
     padded = triton.next_power_of_2(count // stream.splits) * spread if count else 0
@@ -229,7 +232,7 @@ def described(stream: Stream, tokens: int, depth: int) -> dict[str, int]:
 
 
 def followed(stream: Stream, count: int, splits: int = 1) -> Stream:
-    """Room for a stream after ``stream``, to which so many programs add."""
+    """An empty stream of the same size after ``stream``, with room for the parts of so many programs."""
     n, hidden = stream.parts.shape[1:]
     sums = torch.empty((count, n, hidden), dtype=torch.float32, device=stream.base.device)
     logs = sums.new_empty(count, n) if splits > 1 else None
@@ -294,7 +297,7 @@ def _product(x, w):
 
 @triton.jit
 def _steady(squares, hidden, eps):
-    """What a row is multiplied by, from the sum of its squares: [tokens] -> [ROWS, 1]."""
+    """The factor that normalizes each row, from the sum of its squares: [tokens] -> [ROWS, 1]."""
     return _repeated((1.0 / tl.sqrt_rn(squares / hidden + eps))[:, None])
 
 

@@ -144,7 +144,7 @@ def keep_slots(keys: Tensor, values: Tensor, at: Tensor, path: Tensor) -> None:
 
 @triton.jit
 def _either(first, rows, at, vocabulary, token):
-    """Of some tokens what is written in the row ``at`` of ``rows``, or in ``first`` if that is negative."""
+    """The numbers of some tokens in row ``at`` of ``rows``, or in ``first`` if that is negative."""
     one = tl.load(first + token, mask=token < tl.where(at < 0, vocabulary, 0), other=0.0)
     own = rows + at * vocabulary + token
     return one + tl.load(own, mask=token < tl.where(at < 0, 0, vocabulary), other=0.0)
@@ -194,8 +194,8 @@ def _test_children(
                     token = first + lane
                     there = token < vocabulary
                     weight = _either(target, rests, rest_of, vocabulary, token) / total
-                    law = tl.load(probs + node * vocabulary + token, mask=there, other=0.0)
-                    more = tl.maximum(weight - law, 0.0)
+                    dist = tl.load(probs + node * vocabulary + token, mask=there, other=0.0)
+                    more = tl.maximum(weight - dist, 0.0)
                     tl.store(rests + node * vocabulary + token, more, mask=there)
                     above += more
                 rest = tl.sum(above, 0)
@@ -222,7 +222,7 @@ def _test_along(
     passed,
     source,
     rests,
-    laws,  # for each row, the distribution that its next child is drawn from, if it is not the one on record
+    dists,  # for each row, the distribution that its next child is drawn from, if it is not the one on record
     n,
     deepest,
     vocabulary,
@@ -240,19 +240,19 @@ def _test_along(
     probs += tree * n * vocabulary
     rests += tree * n * vocabulary
     target += (tree * (n + 1) + row) * vocabulary
-    laws += (tree * (n + 1) + row) * vocabulary
+    dists += (tree * (n + 1) + row) * vocabulary
     lane, place, column = tl.arange(0, block), tl.arange(0, places), tl.arange(0, reach)
     line = tl.load(lines + (tree * (n + 1) + row) * deepest + column, mask=column < deepest, other=n)
     imposed = tl.load(forced + tree * (n + 1) + tl.sum((line < n).to(tl.int32), 0))
     free = imposed < 0
     node = tl.load(links + row)
     came, rest_of = node * 0 - 1, node * 0 - 1
-    law_of = node  # the child whose distribution is on record, -1: it is in ``laws``
+    dist_of = node  # the child whose distribution is on record, -1: it is in ``dists``
     total, mass = 1.0, 1.0
     while (node >= 0) & (came < 0):
         own = tl.where(free, tl.load(tokens + node), imposed)
         p = _either(target, rests, rest_of, vocabulary, own) / total
-        q = _either(laws, probs, law_of, vocabulary, own) / mass
+        q = _either(dists, probs, dist_of, vocabulary, own) / mass
         u = 0.0 if greedy else tl.load(tests + node)
         accepted = tl.where(free, u * q < p, u * p < q)
         following = tl.load(links + n + 1 + node + 1)
@@ -260,19 +260,19 @@ def _test_along(
             came = node
         else:
             if greedy:  # all are one-hot: what is on record of the next child is what it was drawn from
-                law_of = following
+                dist_of = following
             else:
                 above, sums = tl.zeros((block,), tl.float32), tl.zeros((places,), tl.float32)
                 for i in range(blocks):
                     token = i * block + lane
                     there = token < vocabulary
                     weight = _either(target, rests, rest_of, vocabulary, token) / total
-                    law = _either(laws, probs, law_of, vocabulary, token)
-                    more = tl.maximum(weight - law / mass, 0.0)
-                    tl.store(laws + token, law, mask=there)
+                    dist = _either(dists, probs, dist_of, vocabulary, token)
+                    more = tl.maximum(weight - dist / mass, 0.0)
+                    tl.store(dists + token, dist, mask=there)
                     tl.store(rests + node * vocabulary + token, more, mask=there)
                     above += more
-                    over = tl.sum(tl.maximum(law / mass - weight, 0.0), 0)
+                    over = tl.sum(tl.maximum(dist / mass - weight, 0.0), 0)
                     sums = tl.where(place == i, over, sums)
                 tl.debug_barrier()
                 rest = tl.sum(above, 0)
@@ -285,7 +285,7 @@ def _test_along(
                 token = at * block + lane
                 there = token < vocabulary
                 weight = _either(target, rests, rest_of, vocabulary, token) / total
-                part = tl.maximum(tl.load(laws + token, mask=there, other=0.0) / mass - weight, 0.0)
+                part = tl.maximum(tl.load(dists + token, mask=there, other=0.0) / mass - weight, 0.0)
                 before = tl.sum(tl.where(place < at, sums, 0.0), 0)
                 met = (before + tl.cumsum(part, 0) > beyond) & (part > 0)
                 found = tl.min(tl.where(met, lane, block), 0)
@@ -298,11 +298,11 @@ def _test_along(
                 for i in range(blocks):
                     token = i * block + lane
                     there = (token < vocabulary) & (token != gone)
-                    fewer += tl.load(laws + token, mask=there, other=0.0)
-                    tl.store(laws + token, 0.0, mask=(token < vocabulary) & (token == gone))
+                    fewer += tl.load(dists + token, mask=there, other=0.0)
+                    tl.store(dists + token, 0.0, mask=(token < vocabulary) & (token == gone))
                 remaining = tl.sum(fewer, 0)
                 again = again | (remaining < LEAST)  # the child that follows then is certain
-                law_of = tl.where(again, following, -1)
+                dist_of = tl.where(again, following, -1)
                 mass = tl.where(again, 1.0, remaining)
                 tl.debug_barrier()
                 if rest > 0:

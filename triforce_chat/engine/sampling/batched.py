@@ -29,9 +29,9 @@ class Given(NamedTuple):
 class BatchedExecutor:
     """An ``Executor`` for one of several sequences, whose verifications by ``executor`` run together.
 
-    Drafts of different lengths are padded, trees of different shapes with nodes that nobody reaches, and every sequence
+    Drafts of different lengths are padded, trees of different shapes with unreachable nodes, and every sequence
     has random numbers of its own generator, so each gets the tokens that it would get alone. Batches have at least
-    ``rows`` rows, so that one CUDA graph serves whoever is there; what nobody uses costs its arithmetic only.
+    ``rows`` rows, so that one CUDA graph serves any number of them; unused rows cost their arithmetic only.
     """
 
     def __init__(self, executor: Executor, gathering: Gathering, rows: int = 1) -> None:

@@ -1,6 +1,6 @@
 """Token trees: how children are drawn, and which path through the tree is accepted.
 
-Each token of a tree has the distribution that it was drawn from, given its elder siblings; so one rule serves
+Each token of a tree has the distribution that it was drawn from, given its earlier siblings; so one rule serves
 draws without replacement (Sequoia, arXiv 2402.12374), independent ones (SpecInfer, arXiv 2305.09781) and looked-up
 tokens. On a GPU both are kernels, which a CUDA graph can hold; the same functions in torch are here.
 """
@@ -111,15 +111,15 @@ def path_of(draft: Draft, target: Tensor, random: Randomness) -> Walk:
 def first_passing(
     node: int, following: list[int], draft: Draft, left: Tensor, random: Randomness
 ) -> tuple[int, Tensor]:
-    """The first of a node and its younger siblings that passes, -1 if none does, and the weights [1, V] that remain."""
-    eldest = node
+    """The first of a node and its later siblings that passes, -1 if none does, and the weights [1, V] that remain."""
+    first_sibling = node
     while node >= 0:
-        if node != eldest:
+        if node != first_sibling:
             left = left / left.sum(-1, keepdim=True)
-        token, law = draft.tokens[:, node, None], draft.probs[:, node]
-        if int(random.only(node).accepts(left.gather(-1, token), law.gather(-1, token))):
+        token, dist = draft.tokens[:, node, None], draft.probs[:, node]
+        if int(random.only(node).accepts(left.gather(-1, token), dist.gather(-1, token))):
             return node, left
-        left, node = residual(left, law), following[node + 1]
+        left, node = residual(left, dist), following[node + 1]
     return -1, left
 
 
@@ -144,38 +144,38 @@ def path_along(draft: Draft, target: Tensor, random: Randomness, forced: Tensor)
     assert draft.family is not None
     first, following = draft.family.links[0].tolist()
     rows, left, node = [0], target[:, 0], first[0]
-    law = draft.probs[:, node]
+    dist = draft.probs[:, node]
     while node >= 0:
         wanted, one = forced[:, len(rows) - 1, None], random.only(node)
         free = bool(wanted == FREE)
         own = draft.tokens[:, node, None] if free else wanted
-        odds = left.gather(-1, own), law.gather(-1, own)
+        odds = left.gather(-1, own), dist.gather(-1, own)
         odds = odds if free else odds[::-1]
         if int(one.accepts(*odds)):
             rows.append(node + 1)
             left, node = target[:, node + 1], first[node + 1]
-            law = draft.probs[:, node]
+            dist = draft.probs[:, node]
             continue
-        above, rest, node = (law - left).clamp_min(0), residual(left, law), following[node + 1]
+        above, rest, node = (dist - left).clamp_min(0), residual(left, dist), following[node + 1]
         if node >= 0:
             recorded = draft.probs[:, node]
             same = free or draft.independent
-            law = recorded if same else without(law, one.rejected(*odds, above), recorded)
+            dist = recorded if same else without(dist, one.rejected(*odds, above), recorded)
         left = rest / rest.sum(-1, keepdim=True)
     count = draft.tokens.new_tensor([len(rows) - 1])
     padded = rows + [rows[-1]] * (len(draft) + 1 - len(rows))
     return count, draft.tokens.new_tensor([padded]), left
 
 
-def without(law: Tensor, token: Tensor, certain: Tensor) -> Tensor:
-    """A law [1, V] without ``token`` [1]; ``certain`` where nothing remains."""
-    fewer = law.scatter(-1, token[:, None], 0)
+def without(dist: Tensor, token: Tensor, certain: Tensor) -> Tensor:
+    """A distribution [1, V] without ``token`` [1]; ``certain`` where nothing remains."""
+    fewer = dist.scatter(-1, token[:, None], 0)
     total = fewer.sum(-1, keepdim=True)
-    return torch.where(total >= torch.finfo(law.dtype).tiny, fewer / total, certain)
+    return torch.where(total >= torch.finfo(dist.dtype).tiny, fewer / total, certain)
 
 
 def draw_children(
-    laws: Tensor,
+    dists: Tensor,
     scores: Tensor,
     random: Randomness,
     numbers: Uniforms,
@@ -187,25 +187,25 @@ def draw_children(
 ) -> None:
     """Draw the children of each tree's ``rows`` [B, m], -1 for none, into ``tokens`` [B, n] and ``probs`` [B, n, V].
 
-    laws and scores [B, m, V] are those after each row, and may be overwritten. Without replacement unless
-    ``independent``; where a law has nothing left, the token with the next best score follows for certain. ``random``
-    decides by ``numbers``, whose ``last`` has one for each node.
+    dists and scores [B, m, V] are those after each row, and may be overwritten. Without replacement unless
+    ``independent``; where a distribution has nothing left, the token with the next best score follows for certain.
+    ``random`` decides by ``numbers``, whose ``last`` has one for each node.
     """
-    if laws.is_cuda:
+    if dists.is_cuda:
         from triforce_chat.engine import kernels
 
         how = kernels.Drawing(1.0, numbers.last)
-        kernels.draw_children(scores, how, *shape, rows, 0, tokens, probs, independent, laws)
+        kernels.draw_children(scores, how, *shape, rows, 0, tokens, probs, independent, dists)
         return
     for at, ((first, following), own_rows) in enumerate(
         zip(shape.links.tolist(), rows.tolist(), strict=True)
     ):
         decides = random.of(at)
-        for row, law, ranked in zip(own_rows, laws[at], scores[at], strict=True):
-            left, node = law[None].clone(), first[row] if row >= 0 else -1
-            eldest = node
+        for row, dist, ranked in zip(own_rows, dists[at], scores[at], strict=True):
+            left, node = dist[None].clone(), first[row] if row >= 0 else -1
+            first_sibling = node
             while node >= 0:
-                own = left if independent or node == eldest else distinct(left, ranked[None])
+                own = left if independent or node == first_sibling else distinct(left, ranked[None])
                 token = decides.only(node).draw(own)
                 tokens[at, node], probs[at, node] = token[0], own[0]
                 if not independent:

@@ -15,7 +15,7 @@ class Constraint(Protocol):
     """The tokens that one answer may have; it knows the committed ones.
 
     Only the top level of a stack is constrained. Its acceptance rule is exact for any draft, and a drafted token that
-    is not allowed has no probability there, so the answer follows the constrained target, whoever drafts.
+    is not allowed has no probability there, so the answer follows the constrained target, whatever drafts.
     """
 
     def allowed(self, drafted: Sequence[int], vocabulary: int) -> Tensor:

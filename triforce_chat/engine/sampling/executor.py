@@ -32,7 +32,7 @@ from triforce_chat.engine.tree import LONGEST_PATH, Family, Parents, families
 
 MOST = 1 << 30  # bytes of static buffers that are kept between answers
 LARGE_STEP = 16  # rows between two sizes beyond those that are listed
-# Where a verification waits for host memory, rows that nobody needs cost nothing beside that, but each size that is
+# Where a verification waits for host memory, unneeded rows cost nothing beside that, but each size that is
 # captured in the midst of an answer costs as much as several tokens.
 FEW_SIZES = (1, 2, 4, 8, 16, 32, 64)
 NOT_FINITE = -1
@@ -242,7 +242,7 @@ class StaticVerification:
                     draft.tokens.new_zeros(batch, rows - 1),
                     draft.probs.new_zeros(batch, rows - 1, vocabulary),
                     self.counts[0],
-                    shape=nobody(batch, rows - 1, device) if draft.branching else None,
+                    shape=empty_trees(batch, rows - 1, device) if draft.branching else None,
                     independent=draft.independent,
                 ),
                 PenaltyContext(answer, self.counts[1]) if room else None,
@@ -304,7 +304,7 @@ class StaticVerification:
         return logits.nbytes + self.inputs.draft.probs.nbytes + logits.numel() * torch.float32.itemsize
 
 
-def nobody(trees: int, n: int, device: torch.device) -> Family:
+def empty_trees(trees: int, n: int, device: torch.device) -> Family:
     """The shapes of trees without nodes, with room for up to n in each."""
     return Family(*(each.to(device) for each in families(trees * [()], n, min(n, LONGEST_PATH))))
 

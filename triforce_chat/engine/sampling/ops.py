@@ -126,8 +126,8 @@ def verify(draft: Draft, target: Tensor, random: Randomness, forced: Tensor | No
     as p, so an output y came from an accepted draft with probability min(p(y), q(y)) / p(y) = min(1, q(y)/p(y)). So
     often y is accepted, and otherwise committed as the recovered token; a looked-up token, whose q is one-hot, passes
     if it is y. Where the top level rejects, the levels below were forced along y, too, instead of along a token that it
-    would reject: of work in vain the acceptance and the cost are approximated, and the queries by which chunks may be
-    selected. The last token is drawn as usual before y replaces it, so that a forced round takes as long.
+    would reject: of such wasted work the acceptance and the cost are approximated, and the queries by which chunks may
+    be selected. The last token is drawn as usual before y replaces it, so that a forced round takes as long.
     """
     rows, n = draft.tokens.shape
     tokens = draft.tokens if forced is None else imposed(forced[:, :n], draft.tokens)

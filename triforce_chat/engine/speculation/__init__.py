@@ -1,0 +1,1 @@
+"""Speculative decoding: levels, drafters, named stacks, and the planner that chooses among them."""

@@ -76,7 +76,7 @@ class LevelTimes:
 
     @staticmethod
     def unknown(arms: int) -> LevelTimes:
-        """Of a level with so many arms that was never measured."""
+        """The times of a level with so many arms that was never measured."""
         costs, excess, overheads = (tuple(Average(FORGET) for _ in range(arms)) for _ in range(3))
         return LevelTimes(StepTimes(), Average(FORGET), Average(FORGET), costs, excess, overheads)
 
@@ -228,7 +228,7 @@ class Calibration:
         self.acceptance = news.acceptance or self.acceptance
 
     def plain(self) -> dict[str, Any]:
-        """As values that JSON can hold."""
+        """This calibration as values that JSON can hold."""
         return {
             "measured": {str(bucket): each.plain() for bucket, each in sorted(self.measured.items())},
             "learnt": {str(bucket): _plain(times) for bucket, times in sorted(self.learnt.items())},
@@ -237,7 +237,7 @@ class Calibration:
 
     @staticmethod
     def of(plain: Any) -> Calibration:
-        """From plain data; what is damaged or foreign is left out."""
+        """A calibration from plain data; damaged or unknown entries are left out."""
         made = Calibration()
         with suppress(*DAMAGED):
             made.measured = _buckets(plain["measured"], _measured)

@@ -185,6 +185,9 @@ class Calibrator:
             self._use_measured(bucket)
         elif bucket != self.bucket:
             self._use(self.known.near(bucket))
+        if not self.repeatable:
+            for planner in self.planners.values():
+                planner.another_text()
         self.bucket = bucket
 
     def end(self) -> None:

@@ -46,6 +46,10 @@ FEW_TESTS = 5.0  # so few may all have failed by bad luck
 NEIGHBOUR_WEIGHT = (
     6.0  # tests that the acceptance of the positions in front counts for, or as many as the guess does
 )
+# What was learnt of a text is of little use for another one, where drafts fare differently: that shows when the latest
+# tests, the past of which has such a weight at each test, bring so many standard deviations more or less than expected.
+FORGET_SURPRISE, SURPRISING = 0.95, 2.5
+OPEN = 0.25  # the variance of a test whose outcome is open, in addition: a single one is no surprise
 FORGET_POSITION = 0.975  # weight of the past at each test of a position
 FORGET_OVERALL = 0.995  # the same over all positions
 
@@ -250,13 +254,27 @@ class AcceptanceCurve:
         self.overall = Average(FORGET_OVERALL, guess.tests, guess.tests * guess.rate)
         self.alike = max(NEIGHBOUR_WEIGHT, guess.tests)  # tests that neighbouring positions count for
         self.positions: list[Average] = []
+        # By how many more of the latest tests were passed than expected, and the variance of that number.
+        self.surprise = self.variance = 0.0
 
     def learn(self, proposed: int, accepted: int) -> None:
         tested = min(accepted + 1, proposed)
+        self._compare(tested, accepted)
         self.positions += [Average(FORGET_POSITION) for _ in range(tested - len(self.positions))]
         for i, position in enumerate(self.positions[:tested]):
             position.add(i < accepted)
             self.overall.add(i < accepted)
+
+    def _compare(self, tested: int, accepted: int) -> None:
+        """Forget most of what was learnt if the latest tests contradict it."""
+        before = 1.0
+        for i, chance in enumerate(self.chances(tested)):
+            rate, before = chance / before if before else 0.0, chance
+            self.surprise = FORGET_SURPRISE * self.surprise + (i < accepted) - rate
+            self.variance = FORGET_SURPRISE**2 * self.variance + rate * (1 - rate)
+        if abs(self.surprise) > SURPRISING * math.sqrt(self.variance + OPEN):
+            self.fade()
+            self.surprise = self.variance = 0.0
 
     def chances(self, n: int, hope: float = 0.0) -> list[float]:
         """Of the first 1 .. n tokens: [n], decreasing.
@@ -277,6 +295,11 @@ class AcceptanceCurve:
         failing = 1 - self.overall.mean
         deviation = math.sqrt(max(0.0, failing * (1 - failing)) / (1 + self.overall.weight))
         return min(1.0, hope * deviation / failing) if failing > 0 else 0.0
+
+    def fade(self) -> None:
+        """Let all tests so far, which were of another text, count for as many as those of neighbouring positions do."""
+        for each in (self.overall, *self.positions):
+            each.fade(self.alike)
 
     @property
     def tested(self) -> bool:

@@ -110,7 +110,7 @@ class DraftModel:
 
     @property
     def graphs(self) -> DraftGraphs:
-        """Of this sequence, or of all sequences of its pool."""
+        """The graphs of this sequence, or of all sequences of its pool."""
         return self.own if self.model.captures else self.model.in_common(self.cache, DraftGraphs)
 
     def _graph(self, op: Verification, room: int, n: int) -> DraftGraph:
@@ -181,7 +181,7 @@ class DraftGraphs:
         self.made: dict[Hashable, dict[int, DraftGraph]] = {}  # by their last use; then by length
 
     def of(self, op: Verification, room: int) -> dict[int, DraftGraph]:
-        """Those of one setting, which is now the most recently used; ``room``: tokens of an answer for a penalty."""
+        """The graphs of one setting, now the most recently used; ``room``: tokens of an answer for a penalty."""
         graphs = self.made[op, room] = self.made.pop((op, room), {})
         if len(self.made) > KEPT:
             del self.made[next(iter(self.made))]

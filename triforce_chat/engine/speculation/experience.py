@@ -12,7 +12,7 @@ from triforce_chat.engine.speculation.exploration import AHEAD, Exploration
 from triforce_chat.engine.speculation.investment import Investment
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.plan import Expected, Plan
-from triforce_chat.engine.speculation.round_times import RoundTimes
+from triforce_chat.engine.speculation.round_times import PlainToday, RoundTimes
 from triforce_chat.engine.speculation.tree_plan import TreePlan
 from triforce_chat.engine.speculation.tree_rates import eldest_line
 
@@ -43,7 +43,7 @@ class Experience:
         self._begin()
 
     def _begin(self) -> None:
-        self.times = RoundTimes(self.row)
+        self.times, self.plain_today = RoundTimes(self.row), PlainToday()
         self.blend = AcceptanceCurve()  # of rounds in which either the arm or lookup drafts
         self.rounds = 0
         self.habit = Plan(0)  # the latest one that is no trial and no match's
@@ -84,6 +84,7 @@ class Experience:
     def use_times(self, known: LevelTimes) -> None:
         """Go on from times that were measured before, and change them unless they are fixed."""
         self.times.use(known)
+        self.plain_today.use(self.times)
         each = zip(self.arms, known.costs, known.excess, known.overheads, strict=False)
         for arm, cost, excess, overhead in each:
             arm.use_costs(cost, excess, overhead, self.rounds)
@@ -100,6 +101,17 @@ class Experience:
             self.lookup.go_on(own.rates)
         if self.trees is not None and own.ranks is not None:
             self.trees.use_ranks(own.ranks)
+
+    def another_text(self) -> None:
+        """Let what matches of lookup were worth so far count for little beside those of the answer that begins.
+
+        How texts repeat differs more than anything else that is learnt. The drafters' acceptance tells by itself when
+        it belongs to another text: it is tested in every round.
+        """
+        if self.lookup is not None:
+            self.lookup.fade()
+        share = min(1.0, CANDID / self.hoped)
+        self.hoped, self.came = share * self.hoped, share * self.came
 
     # What follows from them
 
@@ -163,6 +175,9 @@ class Experience:
             self._surveyed(drafted)
             self.times.waited(self.rounds)
             self._learn_step(plan, drafted, verifying)
+            self.plain_today.verified(1 + drafted, verifying)
+        if timed and not drafted and plan.plain:
+            self.plain_today.plain(verifying + self.times.gap.mean)
         if timed and not drafted:
             self.exploration.plain_measured(self.rounds, self.habit.n > 0)
         if plan.forced:  # says nothing about any drafter
@@ -236,6 +251,9 @@ class Experience:
         self.expected = Expected(self.expected.seconds + self.times.undrafted.mean, self.expected.tokens + 1)
 
     def _learn_plain_time(self, seconds: float) -> None:
+        # The first of several waited for its launch.
+        if self.times.in_a_row or not self.plain_today.measured:
+            self.plain_today.plain(seconds)
         self.times.add_plain(seconds, self.rounds - self.exploration.plain_at > STALE)
         if self.times.in_a_row >= AHEAD:
             self.exploration.plain_measured(self.rounds, self.habit.n > 0)

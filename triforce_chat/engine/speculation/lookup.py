@@ -57,6 +57,10 @@ class NgramLookup:
         found = [latest_match(ids, end, n) for ids, end in zip(seq.ids, seq.length, strict=True)]
         return Match(*(stacked([pair[i] for pair in found]) for i in range(2)))
 
+    def fade(self) -> None:
+        """Let all tests so far, which were of other texts, count for as many as the starting point does."""
+        self.tests = [min(tests, PRIOR_TESTS) for tests in self.tests]
+
     def survival(self, length: int, n: int) -> list[float]:
         """Chances that the first 1 .. n tokens after a match of that length are all right: [n], decreasing."""
         return list(accumulate((self.rates[min(length + i, ORDERS)] for i in range(n)), mul))

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from triforce_chat.engine.speculation.calibration import FORGET, LevelTimes
-from triforce_chat.engine.speculation.cost_model import DISTURBED, FIRST, Average, StepTimes
+from triforce_chat.engine.speculation.cost_model import (
+    DISTURBED,
+    FIRST,
+    FORGET_TIME,
+    Average,
+    StepTimes,
+)
 
 # After so many rounds, what a waited round takes is no longer known, but taken to be at most so many times what a token
 # takes that is decoded ahead of the host.
@@ -63,11 +69,6 @@ class RoundTimes:
         return max(0.0, self.round(now)[0] - self.undrafted.mean) if waits else 0.0
 
     @property
-    def plain_is_measured(self) -> bool:
-        """True if tokens were decoded without drafts; else their time follows from that of verifications."""
-        return self.undrafted.weight > 0
-
-    @property
     def plain_seconds(self) -> float:
         """Seconds per token without drafts; 0 before the first measurement."""
         if self.undrafted.weight or not self.steps.known:
@@ -117,3 +118,49 @@ class RoundTimes:
         """The host was busy with other things for so long between two rounds."""
         usual = min(self.steps(1), self.undrafted.mean) if self.undrafted.weight else self.steps(1)
         self.gap.add(min(seconds, PAUSE * usual))
+
+
+class PlainToday:
+    """What a token without a draft takes as the machine is now, which speculation is held against in what is shown.
+
+    Stored times may be of a busier machine, and repeatable plans go by them whatever the clock says. So they are scaled
+    as verifications differ from theirs, and give way to tokens that are decoded without drafts.
+    """
+
+    def __init__(self) -> None:
+        self.own = Average(FORGET_TIME)  # seconds of tokens without drafts, in this process
+        self.pace = Average(FORGET_TIME)  # seconds of verifications, as multiples of the stored ones
+        self.then = 0.0  # the pace at the latest token without a draft; 0: not known
+        self.line = (0.0, 0.0)  # stored seconds of a verification's first row, and of each further one
+        self.stored = 0.0  # seconds of a token without a draft
+
+    def use(self, times: RoundTimes) -> None:
+        """Go on from times that were measured before."""
+        self.line, self.stored = times.steps.line, times.plain_seconds
+        self.own.clear()
+        self.pace.clear()
+
+    def plain(self, seconds: float) -> None:
+        """A token without a draft took so many seconds; the first may have waited for preparations."""
+        if seconds < self.own.mean / DISTURBED:
+            self.own.clear()
+        weight = 1.0 if self.own.weight else FIRST
+        self.own.add(min(seconds, PAUSE * self.own.mean or seconds), weight)
+        self.then = self.pace.mean
+
+    def verified(self, rows: int, seconds: float) -> None:
+        """A verification of so many rows took so many seconds."""
+        expected = self.line[0] + self.line[1] * (rows - 1)
+        if expected:
+            self.pace.add(min(PAUSE, seconds / expected))
+
+    @property
+    def measured(self) -> bool:
+        """Whether tokens were decoded without drafts."""
+        return self.own.weight > 0
+
+    def seconds(self, times: RoundTimes) -> float:
+        """Of a token without a draft, by ``times`` where nothing was stored or measured; 0 if nothing is known."""
+        if self.measured:
+            return self.own.mean * (self.pace.mean / self.then if self.then else 1.0)
+        return self.stored * self.pace.mean or times.plain_seconds

@@ -6,7 +6,7 @@ itself a valid drafter for the level above it: the hierarchy is plain recursion.
 
 The top level waits for each verdict, because its committed tokens are the answer. If the forwards of a lower level are
 CUDA graphs, it runs a planned number of rounds without waiting, so that the device never idles while the host reads,
-plans and launches. Otherwise waiting costs nothing, and it plans every round anew.
+plans and launches. Otherwise waiting costs nothing, and it plans every round separately.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from triforce_chat.engine.gathered import rows_each
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.host_copy import HostCopy
 from triforce_chat.engine.sampling.constraint import Constraint
-from triforce_chat.engine.sampling.executor import NOT_FINITE, SamplerInputs, nobody
+from triforce_chat.engine.sampling.executor import NOT_FINITE, SamplerInputs, empty_trees
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.cost_model import Clock, clock_of
@@ -109,7 +109,7 @@ class Outcome:
 
     @staticmethod
     def of(numbers: list[int], looked_up: bool, tree: bool = False) -> Outcome:
-        """From the numbers of a ``SamplerOutput``, followed by three of lookup if it took part."""
+        """An outcome from the numbers of a ``SamplerOutput``, followed by three of lookup if it took part."""
         right, match, following = numbers[-3:] if looked_up else (0, 0, 0)
         own = numbers[:-3] if looked_up else numbers
         rows = own[len(own) // 2 + 2 :] if tree else []
@@ -480,7 +480,7 @@ class Speculative:
         planner, drafter = self.planner, ""
         if outcome.drafted:
             drafter = plan.arm.drafter.name if plan.arm else "schema" if plan.forced else "lookup"
-        plain_ms, measured = 1000 * planner.times.plain_seconds, planner.times.plain_is_measured
+        plain_ms, measured = 1000 * planner.plain_today.seconds(planner.times), planner.plain_today.measured
         self.emit(Verified(self.name, outcome.drafted, outcome.accepted, drafter, plain_ms, measured))
 
     # What is captured ahead
@@ -544,7 +544,9 @@ class Speculative:
     ) -> list[Preparation]:
         """``_lacked`` where a tree of that shape is drafted."""
         rows = 1 + len(parents)
-        empty = replace(self.nothing, shape=nobody(1, 0, self.model.device), independent=trees.independent)
+        empty = replace(
+            self.nothing, shape=empty_trees(1, 0, self.model.device), independent=trees.independent
+        )
         like = self._like._replace(draft=empty)
         own = [*self.model.unprepared(self.cache, rows, True), *sampler.unprepared(like, length, rows)]
         return [*own, *trees.unprepared(length, parents, sampler)]

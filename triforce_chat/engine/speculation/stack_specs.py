@@ -1,4 +1,4 @@
-"""The named stacks of levels: the one table that settings, help texts and the memory plan derive from.
+"""The named stacks of levels: the one table that settings, documentation and the memory plan derive from.
 
 ``stacks.Builder`` builds them. Nothing here needs torch, so that the command line can list them at once.
 """
@@ -23,7 +23,7 @@ LONGEST_BRANCH = 32  # looked-up tokens that join one
 
 @dataclass(frozen=True, slots=True)
 class StackSpec:
-    """A stack's levels in one line, and the caches that it needs beside the target's full cache."""
+    """A stack's levels in one line of the documentation, and the caches it needs beside the target's full cache."""
 
     summary: str
     retrieval_caches: int = 0  # of the target; the streaming stack's holds the latest tokens only
@@ -34,18 +34,26 @@ class StackSpec:
 
 STACKS: Mapping[str, StackSpec] = MappingProxyType(
     {
-        "auto": StackSpec("whatever pays: triforce, naive, lookup or no drafts", 1, 2),
-        "triforce": StackSpec("draft model and lookup -> target over a retrieval cache -> target", 1, 1),
+        "auto": StackSpec(
+            "the default: whatever pays, chosen every round from measured step times and recent acceptance",
+            1,
+            2,
+        ),
+        "triforce": StackSpec(
+            "draft model or lookup → target over a retrieval cache → target over its full cache", 1, 1
+        ),
         "triforce-int4": StackSpec(
-            "the middle level of triforce -> target over a 4-bit copy of the full cache -> target",
+            "like `triforce`, with a level of the target over a 4-bit copy of its full cache before the last one",
             1,
             1,
             quantized_copies=1,
         ),
-        "retrieval": StackSpec("target over a retrieval cache -> target", 1),
-        "streaming": StackSpec("draft model and lookup -> target over the latest tokens -> target", 1, 1),
-        "naive": StackSpec("draft model -> target", draft_caches=1, needs_draft=True),
-        "lookup": StackSpec("n-gram lookup -> target"),
-        "autoregressive": StackSpec("target alone, one token at a time"),
+        "retrieval": StackSpec("target over a retrieval cache → target over its full cache", 1),
+        "streaming": StackSpec(
+            "like `triforce`, but the middle level's cache keeps only attention sinks and recent tokens", 1, 1
+        ),
+        "naive": StackSpec("draft model → target over its full cache", draft_caches=1, needs_draft=True),
+        "lookup": StackSpec("n-gram lookup in the document and the answer → target over its full cache"),
+        "autoregressive": StackSpec("plain decoding, without drafts"),
     }
 )

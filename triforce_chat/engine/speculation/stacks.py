@@ -257,7 +257,7 @@ class Builder:
     def trees(self, arms: Sequence[Arm], cache: KVCache, chain: int | None) -> TreePlan | None:
         """The trees that the draft model drafts for a level, whose chains would have ``chain`` tokens if that is fixed.
 
-        None where it drafts chains or is missing. Whether trees promise more than chains is told by what is measured:
+        None where it drafts chains or is missing. Whether trees promise more than chains is known from measurements:
         with a fixed length or a seed, where nothing is, the kind "auto" stays with chains.
         """
         tree, fixed = self.options.tree, chain is not None or self.options.repeatable
@@ -341,7 +341,7 @@ class Builder:
 
     @property
     def row_on_device(self) -> float:
-        """The same for a level whose keys and values are on the device."""
+        """``row`` for a level whose keys and values are on the device."""
         if self.target.device.type == "cuda":
             return GPU_ROW_PRIOR
         return COMPUTED_ROW_PRIOR if self.target.multiplies_quantized else ROW_PRIOR
@@ -482,7 +482,7 @@ def check_streamed(name: str) -> None:
 
 
 def retrieval_budget(options: StackOptions) -> Budget:
-    """Of a stack's retrieval cache, with room for large trees, and what a level between it and the target confirms."""
+    """The budget of a stack's retrieval cache, with room for large trees and for what a level above it confirms."""
     own, large = options.budget, rows_beyond(options.tree.most) if options.tree else 0
     return replace(own, scratch=own.scratch + large + options.copies * AHEAD)
 
@@ -508,7 +508,7 @@ def retrieval_cache(
     repeatable: bool = False,
     early: bool = False,
 ) -> RetrievalCache | InPlaceCache:
-    """Of a policy; attention selects in place where a forward is of one sequence over keys that lie together.
+    """The retrieval cache of a policy; ``attention`` selects in place over contiguous keys of one sequence.
 
     ``repeatable``: the same tokens come of it whether documents were prefilled or recalled from the disk, which brings
     no attention: so prefills do not count. ``early``: see ``RetrievalCache``.

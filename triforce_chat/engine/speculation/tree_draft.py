@@ -75,7 +75,7 @@ def widths_of(parents: Parents) -> Widths:
 
 @lru_cache(maxsize=16)
 def growth(parents: Parents, widths: Widths, n: int) -> Growth:
-    """Of one tree, for levels of these widths, at least its own, and with room for n tokens."""
+    """The growth of one tree, for levels of these widths, at least its own, and with room for n tokens."""
     rows = [
         row
         for level, width in zip(inner_levels(parents), widths, strict=True)
@@ -96,7 +96,7 @@ def growths(trees: Sequence[Parents], widths: Widths, n: int) -> Growth:
 
 
 class Draws(NamedTuple):
-    """By what the tokens of trees are drawn: without replacement, or independently of one another.
+    """How the tokens of trees are drawn: without replacement, or independently of one another.
 
     ``forced`` [B, d]: the tokens that take the place of those drawn at each depth, as of ``verify_tree``; the
     distributions stay as they are.
@@ -137,9 +137,9 @@ def by_operations(how: Growth, by: Draws) -> Draw:
         rows = how.rows[:, level]
         lines = how.lines.gather(1, rows.clamp_min(0)[..., None].expand(-1, -1, how.lines.shape[2]))
         scores = penalized_paths(logits, by.answer, tokens, lines, sampling.repetition_penalty)
-        laws = warp(scores, sampling, by.op.candidates)[0]
+        dists = warp(scores, sampling, by.op.candidates)[0]
         given = random, by.numbers, how.family, rows, tokens, probs, by.independent
-        draw_children(laws, scores.clone(memory_format=torch.contiguous_format), *given)
+        draw_children(dists, scores.clone(memory_format=torch.contiguous_format), *given)
         if by.forced is not None:
             tokens.copy_(imposed(by.forced.gather(1, how.deep), tokens))
 

@@ -48,7 +48,7 @@ class Kept:
         self.made: dict[Hashable, TreeGraph] = {}  # by their last use
 
     def of(self, key: Hashable, make: Callable[[], TreeGraph]) -> TreeGraph:
-        """That one, made if it is missing, which is now the most recently used."""
+        """The graph of that key, made if it is missing; it is now the most recently used."""
         graph = self.made[key] = self.made.pop(key) if key in self.made else make()
         while len(self.made) > KEPT:
             del self.made[next(iter(self.made))]
@@ -68,7 +68,7 @@ class TreeGraphs:
 
     @property
     def kept(self) -> Kept:
-        """Those of this sequence, or of all sequences of its pool."""
+        """The graphs of this sequence, or of all sequences of its pool."""
         model = self.drafter.model
         return self.own if model.captures else model.in_common(self.drafter.cache, Kept)
 

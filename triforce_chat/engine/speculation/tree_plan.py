@@ -29,10 +29,11 @@ from triforce_chat.engine.speculation.tree_shapes import (
 )
 from triforce_chat.engine.tree import Parents, levels
 
-REFRESH = 64  # verifications after which a shape is planned anew, at the latest: planning takes a while
+REFRESH = 64  # verifications after which a shape is planned again, at the latest: planning takes a while
 CHANGE = 1.02  # another shape must promise this many times more tokens than the latest one
 PAYS = 1.03  # a tree must promise this many times more tokens a second than a chain before it takes the chain's place
-PATIENCE = 64  # rounds after which the one of the two that promises less is measured again, doubled each time in vain
+# Rounds after which the one of the two that promises less is measured again, doubled each time that gains nothing.
+PATIENCE = 64
 LOST = 0.01  # the most that these measurements may cost, as a share of the time since the last one
 DOUBTED = 2.0  # what was never measured is taken to be this many times slower than it promises, until it was
 WARMUPS = 2  # rounds until times count
@@ -74,7 +75,7 @@ class RoundCosts(NamedTuple):
         return self.first > 0 and self.level > 0
 
     def __call__(self, size: Any, depth: Any) -> Any:
-        """Of a round with a tree of that size and depth; both may be arrays."""
+        """Seconds of a round with a tree of that size and depth; both may be arrays."""
         return self.first + self.row * size + self.level * depth
 
 
@@ -151,7 +152,7 @@ class TreePlan:
         self.chosen = 1, 1  # the latest size and depth
         self.latest: Parents = ()  # the latest shape
         self.within = 0, 0  # the most tokens that it was planned for, and how many of them for others
-        self.due = 0  # rates are taken anew after so many verifications
+        self.due = 0  # the number of verifications after which rates are read again
 
     def begin_with(self, prior: Rates) -> None:
         """Start from rates that were measured before, from now on."""

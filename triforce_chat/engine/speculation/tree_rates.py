@@ -27,7 +27,7 @@ def trusted() -> Average:
 
 @dataclass(slots=True)
 class RankAcceptance:
-    """How often a token's first, second, ... child is accepted once its elder siblings were rejected.
+    """How often a token's first, second, ... child is accepted once its earlier siblings were rejected.
 
     ``record`` is the share of the tokens that trees promised by these rates which passed: errors accumulate along a
     path, which the rates do not know.
@@ -81,7 +81,7 @@ class RankAcceptance:
 
     @staticmethod
     def of(plain: dict[str, Any]) -> RankAcceptance:
-        """From plain data. Raises ValueError."""
+        """Rates from plain data. Raises ValueError."""
         made = RankAcceptance()
         made.tests = [Average.of(each, FORGET_RANK, STORED_TESTS) for each in plain["tests"]]
         made.record = Average.of(plain["record"], FORGET_RECORD, STORED_TESTS)

@@ -1,0 +1,1 @@
+"""Benchmarks of speed and memory, and profiles of a round."""

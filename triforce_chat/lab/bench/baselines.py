@@ -55,7 +55,7 @@ class Baseline(NamedTuple):
         return len(self.prompt) - 1
 
     def layers(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each layer where its keys and values lie: [Hkv, capacity, D]."""
+        """The keys and values of each layer, where they are stored: [Hkv, capacity, D]."""
         return (self.storage.layer(layer) for layer in range(self.model.config.num_hidden_layers))
 
 

@@ -85,7 +85,7 @@ def cases(
 
 
 def _relevant(chosen: Sequence[Choice], base: Settings) -> tuple[Choice, ...]:
-    """Those of the choices that the stack knows."""
+    """The choices that the stack supports."""
     branching = reduce(_changed, chosen, base).drafts_trees
     return tuple(each for each in chosen if branching or each[0] not in OF_TREES)
 

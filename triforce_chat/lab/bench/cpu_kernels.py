@@ -52,7 +52,7 @@ def random_matrix(kind: Kind, outputs: int, columns: int) -> QuantizedMatrix:
 
 
 def milliseconds(products: Sequence[Callable[[Tensor], Tensor]], columns: int, n: int) -> float:
-    """Of the fastest product with n rows; each of the products has its own copy of the matrix."""
+    """Time of the fastest product with n rows; each of the products has its own copy of the matrix."""
     x, best = torch.randn(n, columns), math.inf
     ends = time.perf_counter() + SECONDS
     while best is math.inf or time.perf_counter() < ends:

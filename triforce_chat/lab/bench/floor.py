@@ -98,7 +98,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _seconds(work: Callable[[], Any], device: torch.device) -> float:
-    """Of one run: the median of some times, after one that counts for nothing."""
+    """Seconds of one run: the median of several, after a warm-up."""
     took = []
     for _ in range(TIMES + 1):
         finish(device)

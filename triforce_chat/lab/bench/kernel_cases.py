@@ -193,7 +193,7 @@ def noise(*size: int) -> Tensor:
 
 
 def rounds(bytes_: int, make: Callable[[], Any]) -> list[Any]:
-    """As many copies of a case's buffers as no cache holds."""
+    """Enough copies of a case's buffers to exceed the GPU's cache."""
     count = min(64, max(2, -(-COLD // bytes_))) if DEVICE.type == "cuda" else 1
     return [make() for _ in range(count)]
 
@@ -510,7 +510,7 @@ class Layer(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A linear layer's size, and what belongs to it: a norm before it, a residual or a gate behind it."""
+    """A linear layer's size, and what belongs to it: a norm before it, a residual or a gate after it."""
 
     name: str
     outputs: int  # rows of the weight
@@ -523,7 +523,7 @@ class Form(NamedTuple):
         return f"{model.name} {self.name} {self.outputs}x{self.inputs} n={n}"
 
     def layers(self, n: int, dense: bool) -> list[Layer]:
-        """As many as no cache holds."""
+        """Enough layers to exceed the GPU's cache."""
 
         def made() -> Layer:
             data = torch.randint(-127, 128, (self.outputs, self.inputs), device=DEVICE, dtype=torch.int8)
@@ -539,7 +539,7 @@ class Form(NamedTuple):
         return rounds(self.outputs * self.inputs, made)
 
     def quantized(self, n: int, format: WeightFormat) -> list[Layer]:
-        """As many as no cache holds, without dense ones."""
+        """Enough quantized weights to exceed the GPU's cache, without dense ones."""
 
         def made() -> Layer:
             return Layer(
@@ -553,7 +553,7 @@ class Form(NamedTuple):
         return rounds(self.outputs * self.inputs // 2, made)
 
     def expanded(self, each: Layer) -> Tensor:
-        """By the numbers that the weights stand for."""
+        """The product with the numbers that the weights stand for."""
         dense = torch.empty(self.outputs, self.inputs, device=DEVICE, dtype=DTYPE)
         kernels.expand(each.weight, dense)
         return self.dense(each._replace(dense=dense))
@@ -736,7 +736,11 @@ def level_cases(name: str, width: int, temperature: float) -> Iterator[Case]:
     how = Growth(*(each.to(DEVICE) for each in growth(parents, (1, width), n)))
     numbers = Uniforms(torch.empty(1, 0, device=DEVICE), torch.rand(1, n, dtype=torch.float64, device=DEVICE))
     by = Draws(Verification(Sampling(temperature), CANDIDATES), None, numbers, False, None, vocabulary)
-    few, many, level = by_kernels(how, by), by_operations(how, by), kernels.Level(how.masks[0, rows], 0, 1)
+    few, many, level = (
+        by_kernels(how, by),
+        by_operations(how, by),
+        kernels.TreeLevel(how.masks[0, rows], 0, 1),
+    )
     steps = torch.zeros(width, dtype=torch.long, device=DEVICE)
 
     def made() -> Drafted:

@@ -40,7 +40,7 @@ class Row:
 
 
 def milliseconds(case: Case) -> float:
-    """Of one call, in a graph that goes round the buffers."""
+    """Time of one call, in a graph that cycles through the buffers."""
     if DEVICE.type != "cuda":  # the interpreter compiles nothing
         started = time.perf_counter()
         case.call(case.copies[0])

@@ -48,7 +48,7 @@ class Bench:
     ``warmup`` tokens are decoded before the first run of every case on every prompt: kernels are compiled
     and most graphs captured meanwhile. With none, each case reads the prompt by itself, and its first run is what a
     person's first answer would be. ``past_end`` makes every answer as long as was asked for. After an interrupt or an
-    error, what has been measured stands, and ``ended`` is what ended it. Plain decoding stops behind
+    error, what has been measured stands, and ``ended`` is what ended it. Plain decoding stops after
     ``plain_tokens``, where each takes long, and is warmed up with a quarter of them at most.
 
     ``same_text``: plain decoding first draws an answer to each prompt at each temperature, of the longest length asked
@@ -161,13 +161,13 @@ class Bench:
         return min(warmup, max(1, self.plain_tokens // 4)), min(tokens, self.plain_tokens)
 
     def answer(self, ids: Sequence[int], settings: Settings, tokens: int) -> Run:
-        """Decode as one does behind a prefill: the last tokens are read again, whose queries choose chunks."""
+        """Decode as one does after a prefill: the last tokens are read again, whose queries choose chunks."""
         self.engine.settle(ids[: max(1, len(ids) - QUERY_WINDOW)])
         tally, started, before = Tally(), time.perf_counter(), self.engine.expected
         for event in self.engine.answer(self.request(ids, settings, tokens)):
             tally.add(event)
             if isinstance(event, Prefilled) and event.done == event.total:
-                # The device has yet to do what it was told.
+                # The device has yet to finish its work.
                 finish(self.engine.target.device)
                 started = time.perf_counter()
         finish(self.engine.target.device)
@@ -200,7 +200,7 @@ class Bench:
         read.peak = max(read.peak, peak_bytes())
 
     def _draw(self, ids: Sequence[int], cases: Sequence[Case]) -> None:
-        """Draw the texts that all cases decode behind a prefilled prompt; that is plain decoding's first run."""
+        """Draw the texts that all cases decode after a prefilled prompt; that is plain decoding's first run."""
         self.texts, self.drawn = {}, {}
         quick = QUICK if self.loaded.streamed is None else QUICK_STREAMED
         stack = PLAIN.name if self.plain_tokens is None else quick

@@ -81,7 +81,7 @@ class Peer:
     ) -> Iterator[Row]:
         """Every mode on the prompts of one length, beside our own plain greedy decoding of them.
 
-        That may have stopped behind ``plain_tokens``. A prompt is read once, by the first mode; the others continue
+        That may have stopped after ``plain_tokens``. A prompt is read once, by the first mode; the others continue
         from the keys and values that it left, and their rows repeat the rate of that reading. Raises ModelError
         where llama.cpp fails.
         """

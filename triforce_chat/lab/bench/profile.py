@@ -54,7 +54,7 @@ class Profile:
     prefill: Reading
     temperature: float
     rounds: int  # traced
-    ms_per_round: float  # while nobody looked
+    ms_per_round: float  # without tracing
     traced_ms_per_round: float
     tokens_per_round: float
     ms_per_token: float
@@ -62,7 +62,7 @@ class Profile:
     levels: list[str]
     groups: list[str]
     ms: dict[str, dict[str, float]]  # by level and kind of work
-    idle_ms: float  # of a round that nobody looked at, less what ran
+    idle_ms: float  # of a round without tracing, less what ran
     forwards: dict[str, float]
     floor_ms: dict[str, float]  # of all a level's forwards in a round
     floor_total_ms: float

@@ -33,7 +33,7 @@ class Row:
     prefill_peak_bytes: int | None = None  # while the prompts were read
     warmup: int = 0  # tokens that were decoded before each prompt's first run, and not counted
     warmup_s: float | None = None  # what the longest of these took: graphs, compiled kernels
-    predicted_ms_per_token: float | None = None  # by the planner; what it tries out is not foretold
+    predicted_ms_per_token: float | None = None  # by the planner; what its trials cost is not predicted
     plain_ms_per_token: float | None = None  # our own plain decoding at this temperature and length
     speedup: float | None = None  # over that, on the same prompts; a mean over them
     speedup_together: float | None = None  # all the prompts' time, plainly, over all of it so
@@ -43,7 +43,7 @@ class Row:
     same_text: bool = False  # it decoded the text that plain decoding had drawn
     # As our own plain decoding, as far as that went; None with chance in it, and where the tokens were given.
     same_tokens: bool | None = None
-    # Of greedy tokens those that plain decoding behind the same ones would not have chosen, by scoring all anew:
+    # Of greedy tokens those that plain decoding after the same ones would not have chosen, by scoring all again:
     ties: int | None = None  # within rounding of the best
     mismatches: int | None = None  # and below it
     widest_tie: float | None = None  # how far the worst of all lies below the best, in logits
@@ -148,14 +148,14 @@ def by_level(tallies: Sequence[Tally]) -> dict[str, LevelTally]:
 
 
 def fresh(answers: Sequence[Sequence[int]]) -> float | None:
-    """How little answers repeat themselves: a text that turns in a circle is easy to foretell."""
+    """How little answers repeat themselves: repetitive text is easy to predict."""
     counts = [(len(set(zip(*(ids[i:] for i in range(4)), strict=False))), len(ids) - 3) for ids in answers]
     whole = sum(max(0, possible) for _, possible in counts)
     return sum(different for different, _ in counts) / whole if whole else None
 
 
 def against(row: Row, own: Measured, plain: Measured, plain_tokens: int | None = None) -> Row:
-    """A row beside plain decoding of the same prompts, which may have stopped behind ``plain_tokens``."""
+    """A row beside plain decoding of the same prompts, which may have stopped after ``plain_tokens``."""
     pairs = list(zip(own.runs, plain.runs, strict=False))  # an interrupt leaves some prompts to one of them
     ratios = [_median_ms(base) / _median_ms(runs) for runs, base in pairs if _median_ms(runs)]
     found, likely = statistics.fmean(ratios) if ratios else None, interval(ratios)

@@ -193,7 +193,7 @@ def span_of(event: Mapping[str, Any]) -> Span:
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """The same time without overlaps, in order."""
+    """The intervals without overlaps, in order."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:

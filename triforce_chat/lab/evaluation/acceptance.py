@@ -1,7 +1,7 @@
 """How often each level's tokens would be accepted, as an expectation (TriForce's alpha and beta).
 
-The law of acceptance needs no luck: a token drawn from q passes under p with probability sum(min(p, q)). So the
-target writes texts, and at each of their positions the distributions of all levels are compared.
+Expected acceptance is computed, not counted: a token drawn from q passes under p with probability sum(min(p, q)). So
+the target writes texts, and at each of their positions the distributions of all levels are compared.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Acceptance:
     """Measures on one engine, whose draft may be missing.
 
     By default the middle level reads a text in one forward, by its own keys and values. In use those of verified tokens
-    replace them every round, and what it reads is selected anew: ``Plan.verify`` has it so. Raises UsageError for a
+    replace them every round, and what it reads is selected again: ``Plan.verify`` has it so. Raises UsageError for a
     draft that reads its target's states: such a text in one forward has none for it.
     """
 
@@ -102,7 +102,7 @@ class Acceptance:
         self.seeds = count(plan.seed)
 
     def measure(self, prompt: Prompt) -> Iterator[Scored]:
-        """Every temperature, sample and policy behind one prompt."""
+        """Every temperature, sample and policy after one prompt."""
         middles = self._middles()
         if not middles.keys().isdisjoint(HEAVY):
             self.engine.prefix.rollback(0)  # its selection goes by the attention of the whole prompt
@@ -142,7 +142,7 @@ class Acceptance:
         }
 
     def _build(self, middles: Mapping[str, RetrievalCache | InPlaceCache], prompt: Tensor) -> None:
-        """Have every middle level select where the prompt ends, and then leave it so until somebody asks again."""
+        """Have every middle level select where the prompt ends, and then keep that until ``ready`` is called again."""
         target, full = self.engine.target, self.engine.full
         if self.plan.verify:
             # A prefill leaves no queries, by which some select: the last tokens are read again, as before any answer.
@@ -167,19 +167,19 @@ class Acceptance:
         """The last n tokens of a history under every policy."""
         draft = self.engine.draft
 
-        def law(logits: Tensor) -> Tensor:
+        def distribution(logits: Tensor) -> Tensor:
             return sampler.probs(logits, history[:-1])  # [n, V]
 
         full, middle = self._logits(history, n, middles)
-        p = law(full)
+        p = distribution(full)
         d, ranked = None, dict[str, Tensor]()
         if draft is not None:
             logits = drafted(draft, StreamingCache(draft.shape), history, n)
-            d = law(logits)
+            d = distribution(logits)
             ranked = by_rank(p, d, sampler.scores(logits, history[:-1])) if self.plan.ranks else {}
         told = looked_up(history, n)
         for policy, logits in middle.items():
-            yield policy, scores(p, law(logits), d, told, ranked)
+            yield policy, scores(p, distribution(logits), d, told, ranked)
 
     def _logits(
         self, history: Tensor, n: int, middles: Mapping[str, RetrievalCache | InPlaceCache]
@@ -214,16 +214,16 @@ def scores(
 ) -> dict[str, Sum]:
     """Expected acceptance, summed over positions.
 
-    p, m, d: [n, V], the laws of target, middle level and draft; without a draft its measures have no positions.
-    ``ranked``: see ``by_rank``.
+    p, m, d: [n, V], the distributions of target, middle level and draft model; without a draft its measures have no
+    positions. ``ranked``: see ``by_rank``.
     """
-    foretold, under_middle = (law.gather(-1, told.tokens[:, None])[:, 0] for law in (p, m))
+    under_target, under_middle = (probs.gather(-1, told.tokens[:, None])[:, 0] for probs in (p, m))
     found = {
         "alpha": overlap(p, m),
         "lookup": under_middle[told.proposed],
         "proposes": told.proposed,
-        "lookup_direct": foretold[told.proposed],
-        **{name: foretold[told.match == n] for name, n in MATCHES.items()},
+        "lookup_direct": under_target[told.proposed],
+        **{name: under_target[told.match == n] for name, n in MATCHES.items()},
         **ranked,
     }
     if d is not None:
@@ -239,8 +239,9 @@ def scores(
 def by_rank(p: Tensor, d: Tensor, ranking: Tensor) -> dict[str, Tensor]:
     """The chance that each child of a token is the one that passes, at n positions: [n] each.
 
-    p, d: [n, V], the laws of target and draft; ``ranking`` [n, V] orders what the draft never draws. Children are drawn
-    once at each position, without replacement; given them the chances are exact (see ``verify_tree``).
+    p, d: [n, V], the distributions of target and draft model; ``ranking`` [n, V] orders what the draft never draws.
+    Children are drawn once at each position, without replacement; given them the chances are exact (see
+    ``verify_tree``).
     """
     first = torch.distributions.Exponential(torch.ones_like(d)).sample()
     later = ranking - ranking.amax(-1, keepdim=True) - 1
@@ -248,10 +249,10 @@ def by_rank(p: Tensor, d: Tensor, ranking: Tensor) -> dict[str, Tensor]:
     reached, left, rest = torch.ones_like(p[:, 0]), p, d.clone()
     found = {}
     for name, child in zip(CHILDREN, children.split(1, -1), strict=True):
-        law = distinct(rest, torch.zeros_like(d).scatter_(1, child, 1.0))
-        chance = (left.gather(1, child) / law.gather(1, child)).clamp_max(1)[:, 0]
+        drawn_from = distinct(rest, torch.zeros_like(d).scatter_(1, child, 1.0))
+        chance = (left.gather(1, child) / drawn_from.gather(1, child)).clamp_max(1)[:, 0]
         found[name], reached = reached * chance, reached * (1 - chance)
-        left = residual(left, law)
+        left = residual(left, drawn_from)
         left = left / left.sum(-1, keepdim=True)
         rest = rest.scatter(1, child, 0)
     return found
@@ -293,7 +294,7 @@ def rates_by_rank(scored: Sequence[Scored]) -> Rates:
 
 
 def matches(scored: Sequence[Scored], names: Iterable[str] = MATCHES) -> list[Row]:
-    """How often what lookup foretold passes, by temperature and the length of its match; or other ``names``."""
+    """How often what lookup proposes passes, by temperature and the length of its match; or other ``names``."""
     one = [each for each in scored if each.policy == scored[0].policy]  # the target is the same under all
     found = []
     for temperature in sorted({each.temperature for each in one}):

@@ -60,8 +60,8 @@ def facts(
 ) -> Iterator[Found]:
     """Ask for every planted fact, each on its own; a document is read once for all its questions."""
     for number, case in enumerate(cases):
-        behind = [Asked(asked.suffix, sampling) for asked in case.questions]
-        made = continuations(engine, case.prefix, behind, FACT_TOKENS, stop)
+        asked_after = [Asked(asked.suffix, sampling) for asked in case.questions]
+        made = continuations(engine, case.prefix, asked_after, FACT_TOKENS, stop)
         for asked, ids in zip(case.questions, made, strict=True):
             said = engine.decode(ids)
             yield Found(

@@ -94,7 +94,7 @@ class Summary:
 
 
 def excerpts(book: ReadBook, length: int) -> Iterator[Excerpt]:
-    """As few parts of ``length`` tokens as hold all questions' passages, with these in the middle of each part."""
+    """The fewest parts of ``length`` tokens that hold all questions' passages, which are in the middle of each part."""
     rest = list(book.placed)
     while rest:
         first = rest[0].first

@@ -1,4 +1,4 @@
-"""Text that the target itself makes behind a prompt."""
+"""Text that the target itself generates after a prompt."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Asked:
 def continuations(
     engine: Engine, prefix: Sequence[int], asked: Sequence[Asked], tokens: int, stop: Sequence[str] = ()
 ) -> list[list[int]]:
-    """One answer for each suffix behind ``prefix``, of at most ``tokens`` tokens and up to its end token.
+    """One answer for each suffix after ``prefix``, of at most ``tokens`` tokens and up to its end token.
 
-    A GPU makes all of them at once where it can: in 16 bit, without stop strings and truncation, behind a prefix that
+    A GPU makes all of them at once where it can: in 16 bit, without stop strings and truncation, after a prefix that
     is not too long, and over keys and values in the format of the weights.
     """
     shape = engine.target.shape
@@ -46,7 +46,7 @@ def truncates(sampling: Sampling) -> bool:
 def one_by_one(
     engine: Engine, prefix: Sequence[int], asked: Sequence[Asked], tokens: int, stop: Sequence[str]
 ) -> list[list[int]]:
-    """By plain decoding with the engine's own cache."""
+    """Continuations by plain decoding with the engine's own cache."""
     made = []
     for each in asked:
         request = Request([*prefix, *each.suffix], tokens, each.sampling, stop)
@@ -56,7 +56,7 @@ def one_by_one(
 
 
 def at_once(engine: Engine, prefix: Sequence[int], asked: Sequence[Asked], tokens: int) -> list[list[int]]:
-    """In one batch; the first sampling's seed is the seed of all."""
+    """Continuations in one batch; the first sampling's seed is the seed of all."""
     device = engine.target.device
     temper = Temper(
         torch.tensor([each.sampling.temperature for each in asked], device=device),

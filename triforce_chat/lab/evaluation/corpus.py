@@ -20,7 +20,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Documents one after the other in the order given; those behind the last one needed are not read."""
+    """Documents one after the other in the order given; those after the last one needed are not read."""
 
     ids: list[int]
     parts: list[Part]

@@ -1,4 +1,4 @@
-"""How well a model foretells a long stream while its own cache forgets, by the rule that it forgets by."""
+"""How well a model predicts a long stream while its own cache evicts tokens, for each eviction rule."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def decoding_ms(runner: Runner, tokens: Tensor, cache: EvictingCache) -> float:
 
 
 def recomputed(runner: Runner, ids: Sequence[int], plan: Plan) -> tuple[Tensor, Tensor]:
-    """Positions and losses of tokens whose latest tokens were read anew, as many as an evicting cache holds."""
+    """Positions and losses of tokens whose latest tokens were read again, as many as an evicting cache holds."""
     rule = rule_of(STREAMING, plan.keep)
     cache = FullCache(runner.shape, plan.keep)
     places, nats = [], []

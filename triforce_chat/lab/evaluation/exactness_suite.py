@@ -27,7 +27,7 @@ def verify_stacks(
     names: list[str],
     tokens: int,
 ) -> Iterator[Outcome]:
-    """Test each stack with ``tokens`` greedy tokens against plain decoding and as many sampled by their law.
+    """Test each stack: ``tokens`` greedy tokens against plain decoding, as many sampled ones by their distribution.
 
     They follow several places of the second half of the text, as what a model makes after one place soon repeats
     itself; tokens that would end an answer do not.

@@ -28,7 +28,7 @@ def drafted(model: Forward, cache: StreamingCache, history: Tensor, n: int) -> T
 
     Between two restarts of the cache all tokens go in one forward: each row reads just what it would alone.
     """
-    rows, at = [], len(history) - n  # the next row foretells history[at]
+    rows, at = [], len(history) - n  # the next row predicts history[at]
     while at < len(history):
         fed = cache.pending(history[:at])
         room = cache.storage.capacity - cache.position - len(fed)
@@ -40,7 +40,7 @@ def drafted(model: Forward, cache: StreamingCache, history: Tensor, n: int) -> T
 
 @dataclass(frozen=True, slots=True)
 class Lookups:
-    """What lookup foretells for each of n tokens."""
+    """What lookup predicts for each of n tokens."""
 
     tokens: Tensor  # [n]; 0 where it knows nothing
     match: Tensor  # [n], length of the match
@@ -48,7 +48,7 @@ class Lookups:
 
 
 def looked_up(history: Tensor, n: int) -> Lookups:
-    """For the last n tokens of history [m], one token ahead each, learning as it goes."""
+    """Lookup's predictions for the last n tokens of history [m], one token ahead each, learning as it goes."""
     known, lookup = history.cpu(), NgramLookup()
     tokens, match = torch.zeros(n, dtype=torch.long), torch.zeros(n, dtype=torch.long)
     proposed = torch.zeros(n, dtype=torch.bool)

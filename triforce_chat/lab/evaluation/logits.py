@@ -45,7 +45,7 @@ def difference(runner: Runner, reference: Runner, ids: Sequence[int], rows: int)
 def compared(
     runner: Runner, reference: Runner, ids: Sequence[int], rows: int
 ) -> Iterator[tuple[float, float, float, float]]:
-    """For each position: its largest difference, largest logit, distance of swapped tokens, and divergence."""
+    """Per position: the largest difference, largest logit, distance of swapped tokens, and divergence."""
     caches = [FullCache(each.shape, len(ids)) for each in (runner, reference)]
     for fed in torch.tensor(ids).split(rows):
         found, exact = (

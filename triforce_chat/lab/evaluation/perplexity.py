@@ -1,4 +1,4 @@
-"""How well a model foretells a long text, by how much of it came before."""
+"""How well a model predicts a long text, by how much of it came before."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def losses(runner: Runner, ids: Sequence[int], cache: FullCache, first: int = 1)
 
 
 def perplexity(nats: Tensor) -> float:
-    """Of a text with these losses."""
+    """The perplexity of a text with these losses."""
     return math.exp(nats.double().mean().item())
 
 

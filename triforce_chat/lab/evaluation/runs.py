@@ -57,7 +57,7 @@ from triforce_chat.settings.engine_options import sampling_of
 from triforce_chat.settings.settings import Settings
 
 T = TypeVar("T")
-Watch = Callable[[Iterable[Any], str], Iterator[Any]]  # hands items on and tells somebody about it
+Watch = Callable[[Iterable[Any], str], Iterator[Any]]  # passes items on and reports them
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def acceptance(
     plan: Plan,
     watch: Watch,
 ) -> Findings:
-    """Expected acceptance behind prompts of every kind, length and place."""
+    """Expected acceptance after prompts of every kind, length and place."""
     form = ChatFormat(loaded.tokenizer)
     corpus = joined(form, texts, sys.maxsize)
     sampling = sampling_of(settings, loaded)

@@ -23,7 +23,7 @@ from triforce_chat.engine.speculation.stacks import POLICIES
 from triforce_chat.errors import DoesNotFit, UsageError
 
 ORACLES = {
-    "best": "the chunks with the most attention of each token, chosen anew for every one: no selection holds more",
+    "best": "the chunks with the most attention of each token, selected again for each one: no selection holds more",
     "exact": "the chunks with the most attention of the selecting tokens",
 }
 SLICE = 8192  # tokens per forward
@@ -69,7 +69,7 @@ class Recovered:
 
 
 def measure(runner: Runner, ids: Sequence[int], context: int, place: int, plan: Plan) -> Recovered:
-    """Select after the first ``context`` ids, and look at the attention of the ``plan.after`` ids behind them."""
+    """Select after the first ``context`` ids, and look at the attention of the ``plan.after`` ids after them."""
     total = context + plan.after
     cache = FullCache(runner.shape, total, plan.budget.queries + plan.after)
     for part in torch.tensor(ids[:total], dtype=torch.long, device=runner.device).split(SLICE):

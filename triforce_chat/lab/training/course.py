@@ -40,7 +40,7 @@ class Course:
 
     @property
     def progress(self) -> float:
-        """From 0 to 1."""
+        """Progress of the training, from 0 to 1."""
         return min(1.0, max(self.step / self.steps, self.seconds / (60 * self.minutes)))
 
     @property

@@ -32,7 +32,7 @@ TEXT_ROWS = 8  # of real text at a time
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tokens [n]; the last ``count`` of them were foretold by hidden states ``offset`` .. ``offset+count-1``."""
+    """Tokens [n]; the last ``count`` of them were predicted from hidden states ``offset`` .. ``offset+count-1``."""
 
     tokens: list[int]
     count: int
@@ -42,26 +42,26 @@ class Window:
 
 
 class Batch(NamedTuple):
-    """Windows side by side: b of them, n tokens wide, m tokens to foretell."""
+    """Windows side by side: b of them, n tokens wide, m tokens to predict."""
 
     tokens: Tensor  # [b, n]
-    window: Tensor  # [m], where each token to foretell belongs
-    place: Tensor  # [m], the position there that foretells it
-    states: Tensor  # [m, d], what the target foretold it with
+    window: Tensor  # [m], where each token to predict belongs
+    place: Tensor  # [m], the position there that predicts it
+    states: Tensor  # [m, d], the target's hidden state that it was predicted from
     starts: Tensor  # [b], the first position whose token the penalty counts
     penalties: Tensor  # [b]
 
     @property
     def counts(self) -> Tensor:
-        """How many tokens each window has to foretell: [b]."""
+        """How many tokens each window has to predict: [b]."""
         return torch.bincount(self.window, minlength=len(self.tokens))
 
     def rows(self, kept: Tensor) -> Batch:
-        """The batch with only some of its tokens to foretell: ``kept`` [m'], their numbers."""
+        """The batch with only some of its tokens to predict: ``kept`` [m'], their numbers."""
         return self._replace(window=self.window[kept], place=self.place[kept], states=self.states[kept])
 
     def seen(self, rows: slice, vocabulary: int) -> Tensor:
-        """For some of the foretold tokens, what had been said before them: [m', V]."""
+        """Which tokens the answer already contained before some of the predicted tokens: [m', V]."""
         window, at = self.window[rows], torch.arange(self.tokens.shape[1], device=self.tokens.device)
         said = (at >= self.starts[window, None]) & (at <= self.place[rows, None])
         ids = torch.where(said, self.tokens[window], vocabulary)
@@ -69,7 +69,7 @@ class Batch(NamedTuple):
         return found.scatter_(1, ids, True)[:, :vocabulary]
 
     def penalty(self, rows: slice) -> Tensor:
-        """The repetition penalty of some of the foretold tokens: [m', 1]."""
+        """The repetition penalty of some of the predicted tokens: [m', 1]."""
         return self.penalties[self.window[rows], None]
 
 
@@ -82,7 +82,7 @@ class Lessons:
         self.size = 0
 
     def add(self, history: Sequence[int], sinks: Sequence[int], hidden: Tensor, penalty: float = 1.0) -> None:
-        """``hidden`` [n, d] foretold the last n tokens of ``history``, which is what came behind ``sinks``.
+        """``hidden`` [n, d] predicted the last n tokens of ``history``, which came after ``sinks``.
 
         They were drawn with the repetition ``penalty`` over themselves.
         ``history`` may lack its beginning, but not the last RECENT + n tokens.
@@ -153,21 +153,21 @@ class Teacher:
 
     def converse(self, rng: random.Random, documents: int, each: int, length: int, tokens: int) -> None:
         """Summaries and answers: ``each`` requests about each of some documents of ``length`` tokens."""
-        _, behind = opening(self.form)
+        _, after = opening(self.form)
         prefixes = [self.builder.prompt(rng, length) for _ in range(documents)]
         count = documents * each
         wordings = (*SUMMARIES, *QUESTIONS)
-        asked = [self.form.encode(rng.choice(wordings)) + behind for _ in range(count)]
+        asked = [self.form.encode(rng.choice(wordings)) + after for _ in range(count)]
         self._generate(rng, prefixes, asked, each, tokens)
 
     def chat(self, rng: random.Random, count: int, tokens: int) -> None:
         """Answers to ``count`` short everyday questions without a document."""
-        before, behind = opening(self.form)
-        asked = [[before[-1], *self.form.encode(everyday(rng)), *behind] for _ in range(count)]
+        before, after = opening(self.form)
+        asked = [[before[-1], *self.form.encode(everyday(rng)), *after] for _ in range(count)]
         self._generate(rng, [before[:-1]], asked, count, tokens)
 
     def continue_text(self, rng: random.Random, texts: int, each: int, length: int, tokens: int) -> None:
-        """Continuations of raw text, from ``each`` places shortly behind a shared beginning."""
+        """Continuations of raw text, from ``each`` places shortly after a shared beginning."""
         prefixes, suffixes = [], []
         for _ in range(texts):
             ids = self.builder.running_text(rng, length + LONGEST_SUFFIX).ids

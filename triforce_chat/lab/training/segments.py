@@ -16,10 +16,10 @@ LATE = 0.25  # of windows, how many have states from some later token on only, a
 
 
 def random_ages(batch: Batch) -> Tensor:
-    """How many tokens after the first of its segment each foretelling token of a batch is: [m].
+    """How many tokens after the first of its segment each predicting token of a batch is: [m].
 
-    Segments are 1 to LONGEST tokens long. -1: of tokens before a window's first segment; the first foretelling token
-    is always among them, as the state that foretold it is not in the batch.
+    Segments are 1 to LONGEST tokens long. -1: of tokens before a window's first segment; the first predicting token
+    is always among them, as the state that predicted it is not in the batch.
     """
     counts = batch.counts
     lengths = torch.randint(1, LONGEST + 1, batch.tokens.shape, device=counts.device)
@@ -36,8 +36,8 @@ def even_ages(batch: Batch) -> Tensor:
 
 
 def ages(batch: Batch, first: Tensor, lengths: Tensor) -> Tensor:
-    """The same for given segments: ``first`` [b], the foretelling token where a window's first one begins, and their
-    ``lengths`` [b, n] from there on, with a sum of at least the window's foretelling tokens."""
+    """The same for given segments: ``first`` [b], the predicting token where a window's first one begins, and their
+    ``lengths`` [b, n] from there on, with a sum of at least the window's predicting tokens."""
     begins = first[:, None] + lengths.cumsum(1) - lengths  # [b, n]
     width = lengths.shape[1]
     order = torch.arange(width, device=lengths.device)

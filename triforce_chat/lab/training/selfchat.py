@@ -39,7 +39,7 @@ def made(sampled: Sampled) -> list[list[int]]:
 
 
 def opening(form: ChatFormat) -> tuple[list[int], list[int]]:
-    """What the chat template puts before and behind a first question."""
+    """What the chat template puts before and after a first question."""
     ids = form.render([Message("user", [-1])])
     at = ids.index(-1)
     return ids[:at], ids[at + 1 :]
@@ -89,11 +89,11 @@ def _answered(
     if not asked:
         return []
     generator, device = Generator(loaded.model, loaded.eos_ids), loaded.model.device
-    before, behind = opening(ChatFormat(loaded.tokenizer))
+    before, after = opening(ChatFormat(loaded.tokenizer))
     heat = temper(rng, len(asked), device, answered(loaded))
     prefix, last = torch.tensor([before[:-1]], device=device), before[-1:]
-    said = generator.run(prefix, [last + ids + behind for ids in asked], heat, most)
-    return [(before + ids + behind, then) for ids, then in zip(asked, made(said), strict=True)]
+    said = generator.run(prefix, [last + ids + after for ids in asked], heat, most)
+    return [(before + ids + after, then) for ids, then in zip(asked, made(said), strict=True)]
 
 
 def ends(ids: Sequence[int], loaded: LoadedModel) -> bool:
@@ -106,8 +106,8 @@ def document_chats(
     """``each`` questions about every document; ``prefixes`` are prompts of equal length up to the question."""
     generator, device = Generator(loaded.model, loaded.eos_ids), loaded.model.device
     form = ChatFormat(loaded.tokenizer)
-    _, behind = opening(form)
-    asked = [form.encode(rng.choice((*SUMMARIES, *QUESTIONS))) + behind for _ in range(each * len(prefixes))]
+    _, after = opening(form)
+    asked = [form.encode(rng.choice((*SUMMARIES, *QUESTIONS))) + after for _ in range(each * len(prefixes))]
     heat = temper(rng, len(asked), device, answered(loaded))
     said = generator.run(torch.tensor(list(prefixes), device=device), asked, heat, answer)
     heads = [[*prefixes[i // each], *question] for i, question in enumerate(asked)]

@@ -37,14 +37,14 @@ class Student(Protocol):
         ...
 
     def ages(self, batch: Batch, even: bool = False) -> Tensor:
-        """How many tokens after the latest state each foretelling token is, -1 for those that do not count: [m].
+        """How many tokens after the latest state each predicting token is, -1 for those that do not count: [m].
 
         At random, or for segments that are all as long as can be.
         """
         ...
 
     def hidden(self, batch: Batch, ages: Tensor) -> Tensor:
-        """The last hidden states that foretell, in the type of the output matrix: [m, D]."""
+        """The last hidden states that predict, in the type of the output matrix: [m, D]."""
         ...
 
     def output_matrix(self) -> Tensor:

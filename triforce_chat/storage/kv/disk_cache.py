@@ -7,10 +7,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +40,7 @@ DTYPES = {
     FP8: "F8_E4M3",
 }
 FORMATS = (*DTYPES, *BITS)  # of keys and values
+MOST_PINNED = 16 << 20  # bytes of a part that is read into pinned memory, which the process keeps
 BYTES = "U8"  # of quantized ones, in a file
 
 
@@ -95,20 +98,23 @@ class KVDiskCache:
                 self.others = {}
                 return
 
-    def recall(self, chunk: Chunk, cache: FullCache) -> bool:
-        held = held_by(cache, chunk)
-        header, slots = self._header(chunk, cache.shape, held), [*by_kind(held)]
-        try:
-            entry.load(self.directory.path(header.key), header, lambda n, part: fill(slots[n], part))
-        except (OSError, CorruptEntry):
-            self.directory.discard(header.key)
-            return False
-        cache.storage.restored(chunk.end, held)
-        return True
+    def recall(self, chunks: Sequence[Chunk], cache: FullCache) -> Generator[Chunk, None, None]:
+        intake = Intake(cache.shape.device)
+        for chunk in chunks:
+            held = held_by(cache, chunk)
+            header, slots = self._header(chunk, cache.shape, held), [*by_kind(held)]
+            buffers = intake.buffers(header.part_bytes, any(part.is_cuda for part in slots[0]))
+            try:
+                entry.load(self.directory.path(header.key), header, partial(intake.take, slots), buffers)
+            except (OSError, CorruptEntry):
+                self.directory.discard(header.key)
+                return
+            cache.storage.restored(chunk.end, held)
+            yield chunk
 
     def keep(self, chunk: Chunk, cache: FullCache) -> None:
         if cache.rewound(chunk.end) < chunk.end:
-            return  # whoever recalls it would lack tokens of its last group
+            return  # after loading it, tokens of its last group would be missing
         held = held_by(cache, chunk)
         header = self._header(chunk, cache.shape, held)
         self.writer.add(PendingEntry(header, chunk, held, self._used_ns(chunk.start)))
@@ -240,8 +246,49 @@ class Writer:
         return not header.parent or self.directory.path(header.parent).is_file()
 
 
+class Intake:
+    """What parts are read into on their way to a device: room for one in each reading thread, as long as it lives.
+
+    A GPU fetches them by a queue of its own, beside what it computes meanwhile.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.stream = device, copies_of(device)
+        self.room: list[Tensor] = []
+
+    def buffers(self, size: int, pinned: bool) -> list[memoryview]:
+        """Room for parts of so many bytes, after what the device was told to do with their slots before.
+
+        ``pinned``: where the GPU's copies need not wait for a copy by the CPU.
+        """
+        if not self.room or len(self.room[0]) < size:
+            with torch.cuda.device(self.device) if self.stream else nullcontext():
+                pinned = pinned and size <= MOST_PINNED
+                kind: Any = {"dtype": torch.uint8, "pin_memory": pinned}
+                self.room = [torch.empty(size, **kind) for _ in range(entry.count_readers())]
+        if self.stream:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        return [each.numpy().data for each in self.room]
+
+    def take(self, slots: Sequence[Sequence[Tensor]], number: int, part: memoryview) -> None:
+        """Copy a part to where it belongs; it is there when this returns."""
+        if self.stream is None:
+            fill(slots[number], part)
+            return
+        with torch.cuda.stream(self.stream):
+            fill(slots[number], part)
+            copied = self.stream.record_event()
+        copied.synchronize()
+
+
+@cache  # new streams are those of other work again
+def copies_of(device: torch.device) -> torch.cuda.Stream | None:
+    """The queue of a GPU's copies from files; None where there is none."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
+
+
 def fill(slots: Sequence[Tensor], part: memoryview) -> None:
-    """Copy the bytes of a part into the tensors that hold it, one after the other."""
+    """Copy the bytes of a part into the tensors that hold it, one after the other; a GPU's copies are only queued."""
     for held in slots:
         own, part = part[: held.nbytes], part[held.nbytes :]
         if not held.numel():
@@ -250,7 +297,10 @@ def fill(slots: Sequence[Tensor], part: memoryview) -> None:
         if held.is_cpu:  # NumPy copies in this thread; torch's threads cost more than they gain at this size
             np.copyto(target.numpy(), np.frombuffer(own, np.uint8).reshape(target.shape))
         else:
-            target.copy_(torch.frombuffer(own, dtype=torch.uint8).view(target.shape))
+            given = torch.frombuffer(own, dtype=torch.uint8).view(target.shape)
+            # Row by row, each of which lies in one piece: others would take room for a further copy on the device.
+            for to, row in zip(target, given, strict=True):
+                to.copy_(row, non_blocking=True)
 
 
 def held_by(cache: FullCache, chunk: Chunk) -> Held:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -62,28 +62,39 @@ def save(path: Path, header: EntryHeader, parts: Iterable[memoryview]) -> None:
         scratch.unlink(missing_ok=True)
 
 
-def load(path: Path, expected: EntryHeader, take: Callable[[int, memoryview], None]) -> None:
+def count_readers() -> int:
+    """How many threads are worth having for a file."""
+    return min(MOST_READERS, max(FEWEST_READERS, (os.cpu_count() or 1) // 2))
+
+
+def load(
+    path: Path,
+    expected: EntryHeader,
+    take: Callable[[int, memoryview], None],
+    buffers: Sequence[memoryview],
+) -> None:
     """Read and check every part, and pass it to ``take`` with its number, from several threads in any order.
 
-    The file must match the key, shape and dtype of ``expected``. Raises CorruptEntry and OSError; some parts may have
-    been passed on before.
+    A thread for each of the ``buffers``, which have room for a part; it is read into one, and valid until ``take``
+    returns. The file must match the key, shape and dtype of ``expected``. Raises CorruptEntry and OSError; some parts
+    may have been passed on before.
     """
-    readers = min(MOST_READERS, max(FEWEST_READERS, (os.cpu_count() or 1) // 2))
-    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(readers) as pool:
+    with path.open("rb", buffering=0) as file, ThreadPoolExecutor(len(buffers)) as pool:
         header, sums = _read_header(file)
-        if (header.key, header.shape, header.dtype) != (expected.key, expected.shape, expected.dtype):
+        mine, theirs = ((each.key, each.shape, each.dtype, each.part_bytes) for each in (expected, header))
+        if mine != theirs:
             raise CorruptEntry("another entry")
         start = file.tell()
 
         def read(first: int) -> None:
-            part = memoryview(bytearray(header.part_bytes))
-            for n in range(first, header.parts, readers):
+            part = buffers[first][: header.part_bytes]
+            for n in range(first, header.parts, len(buffers)):
                 size = os.preadv(file.fileno(), [part], start + n * header.part_bytes)
                 if size != header.part_bytes or zlib.crc32(part) != sums[n]:
                     raise CorruptEntry("keys or values")
                 take(n, part)
 
-        for _ in pool.map(read, range(readers)):
+        for _ in pool.map(read, range(len(buffers))):
             pass
 
 

@@ -155,6 +155,11 @@ class SessionOpener:
         return any(document.pages == each.pages for each in stored)
 
     @property
+    def begun(self) -> str | None:
+        """The name that was given to a new session; None for one that is continued, or that names itself."""
+        return self._name if self.store is not None and self.record is None else None
+
+    @property
     def current(self) -> str | None:
         """The name of the session that is being written; None before its first question."""
         current = next((each for each in self.saved_sessions() if each.current), None) if self.store else None

@@ -1,7 +1,7 @@
 """The protocol between the driver of a batch and its workers, wherever these run.
 
 A worker is a number from 0. It loads a model, says ``Ready``, and then answers the lines that it is given, all about
-the same documents, before it is given others. Every crew speaks this protocol, so the driver does not know whether its
+the same documents, before it is given others. Every pool speaks this protocol, so the driver does not know whether its
 workers are processes of this machine or actors of a cluster.
 """
 
@@ -31,7 +31,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Something happened in the running answers; not every crew tells."""
+    """Something happened in the running answers; not every pool reports it."""
 
     worker: int
     event: ChatEvent
@@ -72,8 +72,8 @@ class Unusable:
 Report = Ready | Progress | Done | Said | Lost | Unusable
 
 
-class Crew(Protocol):
-    """Workers. As a context manager it starts all of them, and ends all of them."""
+class WorkerPool(Protocol):
+    """A pool of workers. As a context manager it starts all of them, and ends all of them."""
 
     @property
     def size(self) -> int:
@@ -113,12 +113,12 @@ class Crew(Protocol):
         ...
 
     def dismiss(self, worker: int) -> None:
-        """End a worker for good."""
+        """End a worker permanently."""
         ...
 
 
 class Replaceable(ABC):
-    """A crew whose workers are started, and ended, one by one."""
+    """A pool whose workers are started, and ended, one by one."""
 
     replaceable = True
     elsewhere = False
@@ -130,7 +130,7 @@ class Replaceable(ABC):
 
     @abstractmethod
     def dismiss(self, worker: int) -> None:
-        """End a worker for good."""
+        """End a worker permanently."""
 
     @abstractmethod
     def end(self, finishing: bool) -> None:
@@ -152,7 +152,7 @@ class Replaceable(ABC):
 
 
 class ThisProcess:
-    """A crew of one worker, which is this process; it answers while its reports are read."""
+    """A worker pool of one worker, which is this process; it answers while its reports are read."""
 
     size = 1
     replaceable = elsewhere = False
