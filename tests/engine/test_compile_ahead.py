@@ -83,7 +83,7 @@ def test_whatever_several_sequences_launch_is_compiled_ahead(drafts: str, found:
 def test_whatever_trees_launch_is_compiled_ahead(found: dict[str, Any]) -> None:
     ahead, missed = found["trees"]
     assert missed == []
-    assert {"_weigh_tiles", "_draw_one_by_one", "_write_laws", "_test_children", "_follow", "_keep"} <= set(
+    assert {"_weigh_tiles", "_draw_one_by_one", "_write_dists", "_test_children", "_follow", "_keep"} <= set(
         ahead
     )
 
@@ -92,7 +92,7 @@ def test_whatever_a_small_draft_launches_is_compiled_ahead(found: dict[str, Any]
     launched, missed = found["small draft"]
     assert missed == []
     blocks = {"_attend_head", "_add_neurons", "_settle", "_norm_last"}
-    assert set(launched) == blocks | {"_weigh_tiles", "_draw_one_by_one", "_write_laws"}
+    assert set(launched) == blocks | {"_weigh_tiles", "_draw_one_by_one", "_write_dists"}
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "biased"])

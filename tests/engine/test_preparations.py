@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import torch
 from support.caches import buffer_of
-from support.emulated_graphs import captured_pair, emulate
+from support.emulated_graphs import captured_pair, emulate, prefill_in_chunks
 from support.labs import SMALL_BUDGET, random_model, spell
 
-from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.retrieval import State
 from triforce_chat.engine.cuda_graph import captures_on
@@ -45,8 +44,7 @@ CHUNK = 16
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "cpu":
         emulate(monkeypatch)
-    for name in ("PREFILL_CHUNK", "GPU_PREFILL_CHUNK"):
-        monkeypatch.setattr(prefix_cache, name, CHUNK)
+    prefill_in_chunks(CHUNK, monkeypatch)
     return str(request.param)
 
 

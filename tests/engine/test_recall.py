@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from support.caches import buffer_of
-from support.emulated_graphs import captured_pair, emulate
+from support.emulated_graphs import captured_pair, emulate, prefill_in_chunks
 from support.labs import SMALL_BUDGET, spell
 from torch import Tensor
 
-from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cuda_graph import captures_on
 from triforce_chat.engine.detokenizer import TextCodec
@@ -37,8 +36,7 @@ PATIENCE = 20  # seconds
 def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     if request.param == "cpu":
         emulate(monkeypatch)
-    for name in ("PREFILL_CHUNK", "GPU_PREFILL_CHUNK"):
-        monkeypatch.setattr(prefix_cache, name, CHUNK)
+    prefill_in_chunks(CHUNK, monkeypatch)
     return captured_pair(str(request.param), monkeypatch)
 
 

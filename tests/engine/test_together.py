@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -208,6 +208,13 @@ def test_given_texts_come_out_of_several_sequences_trees(
     assert {each.accepted for each in rounds if each.level == level and each.proposed} == {3}
 
 
+def check_paths(lowest: Sequence[Verified], rounds: int, longest: int, nodes: int) -> None:
+    """In more than so many ``rounds`` a path of the ``longest`` length passed, of a tree of so many ``nodes``."""
+    assert len(lowest) > rounds
+    assert {each.accepted for each in lowest} == {longest}
+    assert {each.proposed for each in lowest} == {nodes}
+
+
 @pytest.mark.parametrize("stack", ["naive", "triforce"])
 @pytest.mark.parametrize("kind", ["sequoia", "specinfer"])
 @pytest.mark.parametrize("alike", [True, False])
@@ -216,10 +223,7 @@ def test_trees_of_the_target_itself_pass_whole_in_all_sequences(
 ) -> None:
     """Every slot, position and distribution is where it belongs, so of each tree a longest path passes."""
     requests = questions(4) if alike else apart(questions(4))
-    lowest = rounds_of_trees(captured[0], stack, TreeOptions(kind, 6, 3), requests)
-    assert len(lowest) > 30
-    assert {each.accepted for each in lowest} == {3}
-    assert {each.proposed for each in lowest} == {6}
+    check_paths(rounds_of_trees(captured[0], stack, TreeOptions(kind, 6, 3), requests), 30, 3, 6)
 
 
 @pytest.mark.parametrize(("stack", "alike"), [("naive", False), ("triforce", False), ("triforce", True)])
@@ -229,10 +233,7 @@ def test_trees_of_more_than_64_tokens_pass_whole_in_both_sequences(
 ) -> None:
     """What their nodes see is several words, in drafts and in verifications."""
     requests = questions(2) if alike else apart(questions(2))
-    lowest = rounds_of_trees(captured[0], stack, TreeOptions(kind, 90, 9), requests)
-    assert len(lowest) > 4
-    assert {each.accepted for each in lowest} == {9}
-    assert {each.proposed for each in lowest} == {90}
+    check_paths(rounds_of_trees(captured[0], stack, TreeOptions(kind, 90, 9), requests), 4, 9, 90)
 
 
 def test_large_trees_share_the_rows_of_a_forward_with_those_of_others(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from support import plain_kernels
 from support.labs import perturbed, random_model
+from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache import quantized
 from triforce_chat.engine.cuda_graph import USUAL_CAPTURE, Graph, captures_on
 from triforce_chat.engine.forward import runner, streamed_weights
@@ -70,6 +71,12 @@ def emulate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Graph, "prepare", prepare)
     monkeypatch.setattr(StaticVerification, "__call__", leave)
     monkeypatch.setattr(speculative, "HostCopy", Sent)
+
+
+def prefill_in_chunks(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are read in chunks of so many tokens on any device."""
+    for name in ("PREFILL_CHUNK", "GPU_PREFILL_CHUNK"):
+        monkeypatch.setattr(prefix_cache, name, size)
 
 
 def captured_pair(

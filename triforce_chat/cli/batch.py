@@ -163,16 +163,16 @@ class Run:
 
     def _pool(self, lines: Sequence[Line], screen: Screen) -> WorkerPool:
         groups = len({line.group for line in lines})
-        return self._crew_here(groups, screen) if self._how.ray is None else self._crew_of_ray(groups, screen)
+        return self._pool_here(groups, screen) if self._how.ray is None else self._pool_of_ray(groups, screen)
 
-    def _crew_of_ray(self, groups: int, screen: Screen) -> WorkerPool:
+    def _pool_of_ray(self, groups: int, screen: Screen) -> WorkerPool:
         from triforce_chat.batch.ray_actors import RayActors
 
         options, how = self._job.options, self._how
         self._plan.documents(options, screen)  # unreadable files are reported before a cluster is used
         return RayActors(self._job, how.ray or "", options.settings, how.workers, groups, how.time_limit)
 
-    def _crew_here(self, groups: int, screen: Screen) -> WorkerPool:
+    def _pool_here(self, groups: int, screen: Screen) -> WorkerPool:
         """Workers on this machine, or this process, whose model is then loaded."""
         from triforce_chat.batch.places import environments, worker_count
         from triforce_chat.batch.worker_pool import ThisProcess

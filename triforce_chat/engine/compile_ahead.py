@@ -357,14 +357,14 @@ def of_trees(decoder: Decoder, buffer: KVBuffer, vocabulary: int, most: int) -> 
         forward(ForwardInputs(ids, at[:1], at[1:], ids, masks=masks, origin=at[:1]))
     n = largest - 1
     ids, links = (torch.zeros(1, *size, dtype=torch.long, device=META) for size in ((n,), (2, n + 1)))
-    laws, target = (torch.empty(1, rows, vocabulary, device=META) for rows in (n, n + 1))
+    dists, target = (torch.empty(1, rows, vocabulary, device=META) for rows in (n, n + 1))
     numbers = torch.empty(1, n, dtype=torch.float64, device=META)
     for independent in (False, True):
         # What filters leave.
         how = Drawing(1.0, numbers)
-        draw_children(laws, how, links, links, ids, 0, ids, laws, independent, laws)
-    for tests in (None, laws[..., 0]):
-        walk(ids, laws, target, tests, links)
+        draw_children(dists, how, links, links, ids, 0, ids, dists, independent, dists)
+    for tests in (None, dists[..., 0]):
+        walk(ids, dists, target, tests, links)
     keep_slots(buffer.keys, buffer.values, at, ids[0])
 
 

@@ -59,6 +59,13 @@ def drawn(seed: int, device: str) -> Callable[[Uniforms], None]:
     return fill
 
 
+def executor_of(graphs: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> Executor:
+    """One that runs eagerly, or in CUDA graphs, which are emulated on a CPU."""
+    if graphs and device == "cpu":
+        emulate(monkeypatch)
+    return GraphExecutor() if graphs else EagerExecutor()
+
+
 def alone(executor: Executor, wish: Wish, device: str) -> SamplerOutput:
     op, inputs, seed = wish
     made = executor.run(op, inputs, drawn(seed, device))
@@ -94,10 +101,8 @@ def together(executor: Executor, wishes: list[Wish], device: str) -> list[Sample
 def test_each_gets_what_it_gets_alone(
     device: str, sampling: Sampling, graphs: bool, forced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if graphs and device == "cpu":
-        emulate(monkeypatch)
     op = Verification(sampling, WIDTH, forced)
-    executor = GraphExecutor() if graphs else EagerExecutor()
+    executor = executor_of(graphs, device, monkeypatch)
     lengths = [(3, False), (0, False), (5, True), (3, True), (0, False)]
     wishes: list[Wish] = [
         (op, inputs_of(seed, n, op, device, counted), seed) for seed, (n, counted) in enumerate(lengths)
@@ -121,10 +126,8 @@ def test_trees_of_different_shapes_get_what_each_gets_alone(
     device: str, sampling: Sampling, graphs: bool, forced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside chains, which are verified by themselves."""
-    if graphs and device == "cpu":
-        emulate(monkeypatch)
     op = Verification(sampling, WIDTH, forced)
-    executor = GraphExecutor() if graphs else EagerExecutor()
+    executor = executor_of(graphs, device, monkeypatch)
     wishes: list[Wish] = [(op, inputs_of(9, 4, op, device), 9)]
     for seed, parents in enumerate([*TREES, *reversed(TREES)]):  # so that shapes change places
         inputs = inputs_of(seed, len(parents), op, device)

@@ -100,10 +100,8 @@ def most_tokens(dtype: torch.dtype, gated: bool = False) -> int:
 
     As they are loaded, and again as they are multiplied; some versions of Triton need both at once.
     """
-    least, counts = (
-        Blocking(LEAST_ROWS, PIECES[-1], 1),
-        (MOST_TOKENS >> i for i in range(MOST_TOKENS.bit_length())),
-    )
+    least = Blocking(LEAST_ROWS, PIECES[-1], 1)
+    counts = (MOST_TOKENS >> i for i in range(MOST_TOKENS.bit_length()))
     return next(n for n in counts if 2 * tile_bytes(n, least, dtype, gated) <= chip.shared_memory())
 
 

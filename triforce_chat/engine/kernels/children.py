@@ -95,7 +95,7 @@ def draw_children(
         **several,
         forces=how.forced is not None,
     )
-    _write_laws[(tiles, count)](*given, drawn, lefts, probs, *numbers, **kind, **path, **several)
+    _write_dists[(tiles, count)](*given, drawn, lefts, probs, *numbers, **kind, **path, **several)
 
 
 @triton.jit
@@ -280,7 +280,7 @@ def _draw_one_by_one(
 @triton.jit(
     do_not_specialize=["n", "m", "rows_tree", "deepest", "tiles"], do_not_specialize_on_alignment=["rows"]
 )
-def _write_laws(
+def _write_dists(
     scores,
     dists,
     since,
