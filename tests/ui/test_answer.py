@@ -274,6 +274,16 @@ def test_a_machine_that_becomes_slower_makes_no_answer_quicker() -> None:
     assert "1.0x plain decoding (measured)" in "".join(drawn(panel, 120))
 
 
+def test_rounds_before_plain_decoding_was_measured_say_nothing_of_its_time() -> None:
+    panel = EnginePanel("stack", LIMIT, ticking(0.1), most=512)
+    panel.add(Prefilled(41_000, 41_000, 0, 5.0))
+    for plain_ms in (0.0, 0.0, 200.0, 200.0):
+        panel.add(Verified("target", 0, 0, "", plain_ms, True))
+    panel.add(Text((1, 2, 3, 4), "abcd"))
+    panel.add(Finished("length", 41_000, 0, 4, 5.0, 0.1, 0.8))
+    assert "1.0x plain decoding (measured)" in "".join(drawn(panel, 120))
+
+
 @pytest.mark.parametrize("width", [50, 64, 73, 74, 80])
 def test_a_narrow_panel_has_all_figures(width: int) -> None:
     panel = EnginePanel("stack", LIMIT, ticking(0.05), most=512)

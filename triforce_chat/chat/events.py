@@ -113,7 +113,8 @@ class Tally:
         default_factory=list
     )  # drafted tokens that passed in each round of the top level
     rebuilt_in: list[int] = field(default_factory=list)  # the rounds, from 0, in which the cache was rebuilt
-    # What plain decoding would have taken for the tokens of the rounds so far, in milliseconds, and how many those are.
+    # What plain decoding would have taken for the tokens of those rounds in which that was known, in milliseconds, and
+    # how many these are.
     plain_ms: float = field(default=0.0, compare=False)
     plain_tokens: int = field(default=0, compare=False)
     latest: dict[str, Verified] = field(default_factory=dict, compare=False)  # of each level, for the panel
@@ -129,8 +130,9 @@ class Tally:
                 self.latest[event.level] = event
                 if event.level == self.top:
                     self.accepted.append(event.accepted)
-                    self.plain_ms += event.plain_ms * (1 + event.accepted)
-                    self.plain_tokens += 1 + event.accepted
+                    if event.plain_ms:  # known
+                        self.plain_ms += event.plain_ms * (1 + event.accepted)
+                        self.plain_tokens += 1 + event.accepted
             case Rebuilt():
                 self.rebuilds.append(event)
                 self.rebuilt_in.append(len(self.accepted))
