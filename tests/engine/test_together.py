@@ -92,6 +92,11 @@ def test_greedy_answers_are_those_of_each_question_alone(lab: Lab, stack: str, w
     assert answers(engine_of(lab, stack), requests, width) == alone
 
 
+def unhurried(stack: str, heat: float) -> dict[str, Any]:
+    """Options under which no clock decides how much is drafted, on which the numbers that are drawn depend."""
+    return {} if stack == "naive" else {"gamma": 5, "repeatable": heat > 0}
+
+
 @pytest.mark.parametrize(
     ("kind", "heat"), [("sequoia", 0.0), ("sequoia", 1.0), ("specinfer", 1.0), ("auto", 0.0)]
 )
@@ -107,9 +112,10 @@ def test_trees_of_several_sequences_say_what_each_says_alone(
             replace(request, prompt=[*request.prompt[n + 1 :]], spans=())
             for n, request in enumerate(requests)
         ]
-    alone = [tokens_of(engine_of(lab, stack, tree=tree), request) for request in requests]
+    made_of = partial(engine_of, lab, stack, tree=tree, **unhurried(stack, heat))
+    alone = [tokens_of(made_of(), request) for request in requests]
     proposed: list[int] = []
-    engine = engine_of(lab, stack, tree=tree)
+    engine = made_of()
     assert engine.gathered_options(engine.options, 4, 0).tree == tree
     made: list[list[int]] = [[] for _ in requests]
     # Who joins begins with the acceptance that others have learnt, and draws other numbers then.
@@ -174,8 +180,7 @@ def test_graphs_of_several_sequences_trees_say_what_each_says_alone(
         pytest.skip("kernels of one sequence round differently")
     tree, requests = TreeOptions(kind, 6, 3), questions(4, Sampling(heat, seed=5, repetition_penalty=1.1))
     requests = requests if alike else apart(requests)
-    fixed = {"gamma": 5, "repeatable": heat > 0} if stack != "naive" else {}
-    made = partial(engine_with_graphs, captured, stack, tree=tree, **fixed)
+    made = partial(engine_with_graphs, captured, stack, tree=tree, **unhurried(stack, heat))
     alone = [tokens_of(made(), request) for request in requests]
     engine, proposed, found = made(), list[int](), [list[int]() for _ in requests]
     for number, event in answer_together(engine, requests, answered, 4 if heat else 3):

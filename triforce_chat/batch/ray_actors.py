@@ -108,7 +108,6 @@ class RayActors(Replaceable):
         wanted: int | None,
         groups: int,
         limit: float | None,
-        patience: float = PATIENCE,
     ) -> None:
         """Connect to the cluster at ``address``. ``wanted``: workers, of which there are at most ``groups``.
 
@@ -116,7 +115,7 @@ class RayActors(Replaceable):
         """
         self._ray = connected(address)
         self._share = share(self._ray.cluster_resources(), len(alive(self._ray)), settings, wanted, groups)
-        self.size, self.patience = self._share.workers, patience
+        self.size, self.patience = self._share.workers, PATIENCE
         self._load, self._limit = load, limit
         self._actors: dict[int, Actors] = {}
         self._calls: dict[Any, int] = {}  # what is awaited of which worker
