@@ -79,6 +79,13 @@ class Incomplete(TriforceError):
     exit_code = 9
 
 
+class CutShort(TriforceError):
+    """An answer that should follow a JSON Schema ended before its JSON was complete."""
+
+    exit_code = 10
+    code = "cut_short"
+
+
 class Interrupted(TriforceError):
     """The user pressed Ctrl-C."""
 

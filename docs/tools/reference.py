@@ -1,4 +1,4 @@
-"""Reference pages and a table, from the code: commands, settings, JSON Schemas, exit codes, stacks."""
+"""Reference pages and tables, from the code: commands, settings, JSON Schemas, exit codes, stacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from records import ROOT, Json, table
 
 from triforce_chat import errors
 from triforce_chat.chat.schema import Kind, load_schema
-from triforce_chat.engine.speculation.stack_specs import STACKS
+from triforce_chat.engine.speculation.stack_specs import STACKS, StackSpec
 from triforce_chat.settings.layers import persistent
 
 NOTE = "<!-- Written by docs/build from the code; change it there. -->\n\n"
@@ -151,5 +151,23 @@ def stacks() -> str:
     )
 
 
-TABLES = {"stack-list": stacks}
+def stack_caches() -> str:
+    """Every stack with its caches beside the target's full one."""
+    return table(
+        ("stack", "who drafts for whom", "caches beside the target's full one"),
+        ((f"`{name}`", each.summary, _caches(each)) for name, each in STACKS.items()),
+    )
+
+
+def _caches(stack: StackSpec) -> str:
+    drafts = stack.draft_caches
+    parts = (
+        "4-bit copy" if stack.quantized_copies else None,
+        "retrieval cache" if stack.retrieval_caches else None,
+        f"{drafts} streaming cache{'s' * (drafts > 1)} of the draft model" if drafts else None,
+    )
+    return ", ".join(filter(None, parts)) or "none"
+
+
+TABLES = {"stack-list": stacks, "stack-caches": stack_caches}
 PAGES = {"cli": cli, "settings": settings, "exit-codes": exit_codes, "json": schemas}

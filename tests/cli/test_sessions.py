@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import torch
 from support.commands import Outcome, run
 from support.tiny_models import SPECIAL, VOCABULARY, mute_special_tokens, save_model, save_tokenizer
 
+from triforce_chat.storage.sessions.database import Database
 from triforce_chat.storage.sessions.store import SessionStore
 
 NOISE = "\x1b]0;owned\x07\x1b[31mred\x1b[0m"
@@ -202,6 +204,20 @@ def test_where_nothing_can_be_kept(chat: Chat, monkeypatch: pytest.MonkeyPatch) 
     run("sessions", "ls").is_refusal(1, "Not a directory")
 
 
+def test_a_chat_on_a_full_disk_goes_on_unsaved(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(_self: Database) -> None:
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    monkeypatch.setattr(Database, "_prepare", prepare)
+    done = chat()
+    assert (done.code, bool(done.out)) == (0, True)
+    assert done.err.startswith("this chat is not saved: ")
+    assert "database or disk is full" in done.err
+    chat("-c").is_refusal(1, "database or disk is full")
+
+
 @pytest.mark.usefixtures("chat")
 @pytest.mark.parametrize(
     "arguments", [["chat", "--device", "cpu"], ["sessions", "ls"], ["sessions", "rm", "x"]]
@@ -221,7 +237,8 @@ def test_show_and_export(chat: Chat) -> None:
     shown = run("sessions", "show", "one").out
     assert markdown in shown
     assert run("sessions", "show", "one", "--json").json == exported("one")
-    run("sessions", "show", "two").is_refusal(2, "there is no session 'two'")
+    for command in ("show", "export", "fork"):
+        run("sessions", command, "two").is_refusal(2, "there is no session 'two'; there is 'one'")
     record = exported()
     assert (record["schema"], record["name"], record["turns"][0]["finish_reason"]) == (1, "one", "length")
     assert record["documents"][0]["sha256"] == record["turns"][0]["documents"][0]
@@ -229,7 +246,9 @@ def test_show_and_export(chat: Chat) -> None:
 
 
 def test_rename_and_remove(chat: Chat) -> None:
+    assert run("sessions", "ls").err == "there is no session yet: 'triforce-chat chat' begins one\n"
     chat("a.txt", "--session", "one")
+    run("sessions", "rm").is_refusal(2, "name the sessions to delete; there is 'one'")
     assert run("sessions", "rename", "one", "two").code == 0
     run("sessions", "rename", "one", "three").is_refusal(2, "there is no session 'one'")
     refused = run("sessions", "rm", "two", stdin="n\n")

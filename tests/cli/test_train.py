@@ -21,7 +21,7 @@ from triforce_chat.cli.app import app
 from triforce_chat.cli.options import parse_list
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Text, Verified
-from triforce_chat.engine.forward.runner import Subset
+from triforce_chat.engine.forward.subset import Subset
 from triforce_chat.lab.training import context, jobs
 from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
@@ -141,8 +141,8 @@ def tokens_of(events: Sequence[ChatEvent]) -> list[int]:
 
 def test_a_draft_says_how_often_it_is_accepted(draft: Path) -> None:
     card = (draft / "README.md").read_text()
-    for heat in ("0", "0.6", "1"):
-        assert f"| accepted at {heat} | 0." in card
+    for temperature in ("0", "0.6", "1"):
+        assert f"| accepted at {temperature} | 0." in card
     assert card.endswith("## Data\n\n- one\n- two\n")  # what judges is not trained on
 
 

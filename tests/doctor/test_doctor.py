@@ -377,6 +377,13 @@ def test_terminal(encoding: str, width: int, status: str) -> None:
     assert f"{width} columns, no colour, {encoding}" in result.message
 
 
+def test_what_is_no_terminal_has_no_columns() -> None:
+    console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), width=10_000)
+    result = only(hardware.terminal(Screen(console, console, "bare")))
+    assert "columns" not in result.message
+    assert result.message.endswith("answers only")
+
+
 # Files on the disk
 
 
@@ -422,10 +429,10 @@ def test_the_kernels(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert seen(result) == ("warning", 0)
     assert "no C compiler" in result.message
     assert "install gcc" in (result.advice or "")
-    compiled.kept_file().parent.mkdir(parents=True)
-    compiled.kept_file().touch()
-    assert only(software.cpu_kernels()).message == f"compiled, in {compiled.kept_file()}"
-    assert compiled.kept_file().is_relative_to(cache)
+    compiled.library_file().parent.mkdir(parents=True)
+    compiled.library_file().touch()
+    assert only(software.cpu_kernels()).message == f"compiled, in {compiled.library_file()}"
+    assert compiled.library_file().is_relative_to(cache)
 
 
 def test_the_small_model_tells_its_format(base: Path, settings: Path) -> None:

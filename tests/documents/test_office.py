@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import zipfile
 from typing import Any
@@ -48,6 +49,17 @@ def test_word() -> None:
         "1 Quay\n\nAbout the quay.\n\n- an item\n\n2 Ship\n\nAbout the ship.\n\n- an item\n\nboth\tthird\n\tmiddle\n"
     )
     assert [each.name for each in chapters_of(found)] == ["ch. 1", "ch. 2"]
+
+
+def test_a_word_file_without_properties_has_the_name_of_the_file() -> None:
+    document = docx.Document()
+    document.add_paragraph("Some text.")
+    with zipfile.ZipFile(io.BytesIO(saved(document))) as file:
+        members = {name: file.read(name) for name in file.namelist() if name != "docProps/core.xml"}
+    kept = members["_rels/.rels"]
+    members["_rels/.rels"] = re.sub(rb"<Relationship [^>]*core.xml[^>]*/>", b"", kept)
+    assert members["_rels/.rels"] != kept
+    assert opened(zipped(list(members.items()))).title == "standard input"
 
 
 def test_powerpoint() -> None:

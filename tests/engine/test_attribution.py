@@ -14,7 +14,7 @@ from torch import Tensor
 from triforce_chat.engine import attribution
 from triforce_chat.engine.attribution import AttributionCache, attribute
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.storage import KVView
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Retraced, Text
 from triforce_chat.settings.settings import STACKS

@@ -55,6 +55,13 @@ def test_whatever_an_engine_launches_is_compiled_ahead(found: dict[str, Any]) ->
     }
 
 
+def test_no_kernel_waits_for_a_slow_one_that_another_process_compiles(found: dict[str, Any]) -> None:
+    numbers, processes = zip(*found["turns"], strict=True)
+    assert numbers == (*range(1, 9), 0)
+    assert len({*processes[:-1]}) == 1
+    assert processes[-1] not in processes[:-1]
+
+
 def test_lookups_are_compiled_for_all_numbers_of_tokens_that_levels_draft() -> None:
     assert (MOST_DRAFT_GAMMA, MOST_GAMMA, STREAMED_GAMMA) == LOOKED_UP
 
@@ -88,8 +95,20 @@ def test_whatever_trees_launch_is_compiled_ahead(found: dict[str, Any]) -> None:
     )
 
 
-def test_whatever_a_small_draft_launches_is_compiled_ahead(found: dict[str, Any]) -> None:
-    launched, missed = found["small draft"]
+@pytest.mark.parametrize(
+    "answers", ["auto", "auto over keys in host memory", "triforce over keys in host memory"]
+)
+def test_whatever_answers_and_their_preparations_launch_is_compiled_ahead(
+    answers: str, found: dict[str, Any]
+) -> None:
+    launched, missed = found[answers]
+    assert missed == []
+    assert set(launched) == FORWARD | {"_multiply", "_weigh_all"}
+
+
+@pytest.mark.parametrize("draft", ["small draft", "small draft of long proposals"])
+def test_whatever_a_small_draft_launches_is_compiled_ahead(draft: str, found: dict[str, Any]) -> None:
+    launched, missed = found[draft]
     assert missed == []
     blocks = {"_attend_head", "_add_neurons", "_settle", "_norm_last"}
     assert set(launched) == blocks | {"_weigh_tiles", "_draw_one_by_one", "_write_dists"}

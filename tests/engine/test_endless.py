@@ -34,7 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class Said:
+class Output:
     """An answer, its rounds and what was forgotten by its end."""
 
     ids: list[int] = field(default_factory=list)
@@ -57,11 +57,11 @@ def endless(lab: Lab, policy: str, /, keep: int = KEEP, **options: Any) -> Engin
     return Engine(lab.target, ENDLESS, TextCodec(spell, frozenset()), lab.draft, stack, eviction=rule)
 
 
-def say(engine: Engine, prompt: list[int], n: int, plain: bool = False) -> Said:
-    said = Said()
+def say(engine: Engine, prompt: list[int], n: int, plain: bool = False) -> Output:
+    output = Output()
     for event in engine.answer(Request(prompt, n), plain):
-        said.add(event)
-    return said
+        output.add(event)
+    return output
 
 
 def cache_of(engine: Engine) -> EvictingCache:
@@ -89,21 +89,21 @@ def test_every_stack_says_what_plain_decoding_says(lab: Lab, policy: str, varian
     history, rounds = lab.text(50), 0
     for turn in range(4):
         expected = say(plain, history, 40)
-        said = say(engine, history, 40)
-        assert said.ids == expected.ids
-        assert said.forgot is not None
-        assert said.forgot.tokens >= 16 * (4 * turn + 2)
-        rounds += said.rounds
-        history = [*history, *said.ids, *lab.text(24, seed=turn)]
+        output = say(engine, history, 40)
+        assert output.ids == expected.ids
+        assert output.forgot is not None
+        assert output.forgot.tokens >= 16 * (4 * turn + 2)
+        rounds += output.rounds
+        history = [*history, *output.ids, *lab.text(24, seed=turn)]
     assert rounds < 160 or variant == "planned"  # which may go by a clock that drafts do not please
 
 
 @pytest.mark.parametrize("policy", EVICTIONS)
 def test_a_cache_that_never_fills_is_the_full_cache(lab: Lab, policy: str) -> None:
     prompt = lab.text(70)
-    said = say(endless(lab, policy, keep=400), prompt, 40)
-    assert said.ids == lab.greedy(prompt, 40)
-    assert said.forgot is None
+    output = say(endless(lab, policy, keep=400), prompt, 40)
+    assert output.ids == lab.greedy(prompt, 40)
+    assert output.forgot is None
 
 
 @pytest.mark.parametrize("policy", EVICTIONS)
@@ -200,18 +200,18 @@ def test_a_new_conversation_and_a_cut_one(lab: Lab, policy: str) -> None:
 @pytest.mark.parametrize("policy", EVICTIONS)
 def test_an_answer_that_is_closed_goes_on(lab: Lab, policy: str) -> None:
     expected = say(endless(lab, policy), lab.text(60), 60).ids
-    engine, said = endless(lab, policy), list[int]()
-    while len(said) < 60:
-        answer = engine.answer(Request(lab.text(60), 60 - len(said), said=tuple(said)))
+    engine, output = endless(lab, policy), list[int]()
+    while len(output) < 60:
+        answer = engine.answer(Request(lab.text(60), 60 - len(output), generated=tuple(output)))
         for event in answer:
             if isinstance(event, Text):
-                said += event.token_ids
+                output += event.token_ids
                 break
         answer.close()
         held = cache_of(engine).length
-        assert engine.cached == [*lab.text(60), *said][:held]
-        assert held >= 60 + len(said) - 1  # nothing is read again
-    assert said == expected
+        assert engine.cached == [*lab.text(60), *output][:held]
+        assert held >= 60 + len(output) - 1  # nothing is read again
+    assert output == expected
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from support.labs import SMALL_BUDGET, spell
 from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache.evicting import EvictingCache
 from triforce_chat.engine.cache.eviction import ENDLESS, EVICTIONS, Eviction
-from triforce_chat.engine.cache.storage import QueryRing
+from triforce_chat.engine.cache.query_ring import QueryRing
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Rebuilt, Verified

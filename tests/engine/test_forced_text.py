@@ -43,7 +43,7 @@ from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import StackOptions
-from triforce_chat.engine.tree import levels
+from triforce_chat.engine.tree import depth_of
 
 PLAIN = Sampling(temperature=1.0)
 SETTINGS = {
@@ -182,7 +182,7 @@ HIERARCHIES: dict[str, Callable[[], tuple[Stack, Context, int]]] = {
         f"{kind} {shape}": lambda kind=kind, shape=shape: (  # type: ignore[misc]
             tree_over(toy(1, 4), toy(2, 4), SHAPES[shape], kind=kind),
             PROMPT,
-            1 + levels(SHAPES[shape]),
+            1 + depth_of(SHAPES[shape]),
         )
         for kind in ("sequoia", "specinfer")
         for shape in ("siblings", "fork")
@@ -221,7 +221,7 @@ def test_an_answer_follows_what_was_said(lab: Lab) -> None:
     """The text begins behind the tokens that an interrupted answer has already."""
     engine, prompt, said = lab.engine(), lab.text(90), [3, 1, 4]
     text = text_of(engine, [*prompt, *said], 30, 1)
-    assert tokens_of(engine, Request(prompt, 20, PLAIN, said=said, forced=text)) == text[:20]
+    assert tokens_of(engine, Request(prompt, 20, PLAIN, generated=said, forced=text)) == text[:20]
 
 
 def text_of(engine: Engine, prompt: Sequence[int], n: int, seed: int) -> list[int]:

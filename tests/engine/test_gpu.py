@@ -19,7 +19,9 @@ from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.quantization import FP8, INT4, INT8, format_name
 from triforce_chat.engine.cache.quantized import storage_for
-from triforce_chat.engine.cache.storage import KVBuffer, KVView, Shape
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Verified

@@ -150,7 +150,7 @@ def test_a_prefill_that_is_closed_and_resumed(lab: Lab, seed: int, monkeypatch: 
 def test_the_planner_with_forced_arms(
     lab: Lab, arm: int | str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forced(planner: Planner, length: int, n: int, match: int) -> Plan:  # noqa: ARG001
+    def forced(planner: Planner, length: int, n: int, match: int, needed: int) -> Plan:  # noqa: ARG001
         turn = planner.rounds % 3 if arm == "all" else arm
         return Plan(min(n, 3), planner.arms[turn] if turn in (0, 1) else None)
 

@@ -97,7 +97,7 @@ def joint_p(lab: Lab, engine: Engine, runs: int, sampling: Sampling = PLAIN) -> 
     return chi_square_p([seen[head] for head in heads(2)], (law * runs).tolist())
 
 
-def in_turn(planner: Planner, length: int, n: int, match: int) -> Plan:  # noqa: ARG001
+def in_turn(planner: Planner, length: int, n: int, match: int, needed: int) -> Plan:  # noqa: ARG001
     turn = planner.rounds % 3
     return Plan(min(n, 3), planner.arms[turn] if turn < 2 else None)
 

@@ -75,4 +75,4 @@ def test_what_was_said_before_stands(lab: Lab, prompt: list[int], expected: list
     assert 0 < len(said) < LONG
     assert said == expected[: len(said)]
     assert engine.cached == [*prompt, *said][:-1]
-    assert spoken(engine, Request(prompt, LONG - len(said), said=said)) == expected[len(said) :]
+    assert spoken(engine, Request(prompt, LONG - len(said), generated=said)) == expected[len(said) :]

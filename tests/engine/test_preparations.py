@@ -160,7 +160,7 @@ def test_nothing_is_prepared_without_settings(pair: Any) -> None:
 
 
 @pytest.mark.parametrize("stack", STACKS)
-def test_an_answer_after_a_long_document_captures_little(pair: Any, stack: str) -> None:
+def test_an_answer_after_a_long_document_captures_nothing(pair: Any, stack: str) -> None:
     engine = engine_of(pair, stack, planned=True)
     captures = captures_on(engine.target.device)
     counts = read(engine, PROMPT, Sampling())
@@ -170,7 +170,7 @@ def test_an_answer_after_a_long_document_captures_little(pair: Any, stack: str) 
     engine.prepare(Request([*engine.cached, 5], 1))  # what a GPU that is this quick left no time for
     before = captures.count
     tokens_of(engine, Request([*PROMPT, 5], 100))
-    assert captures.count - before <= 4  # odd remainders of a draft model's window, and the last round
+    assert captures.count == before
 
 
 def test_preparations_touch_no_length_and_draw_nothing(pair: Any) -> None:

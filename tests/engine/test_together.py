@@ -62,6 +62,11 @@ def questions(count: int, sampling: Sampling | None = None) -> list[Request]:
     return made
 
 
+def half(requests: list[Request]) -> list[Request]:
+    """The same requests for half as many tokens, still in several rounds of trees, and who ends first makes room."""
+    return [replace(request, max_tokens=request.max_tokens // 2) for request in requests]
+
+
 def answered(engine: EngineProtocol, request: Request) -> Generator[Event, None, None]:
     return engine.answer(request)
 
@@ -92,34 +97,34 @@ def test_greedy_answers_are_those_of_each_question_alone(lab: Lab, stack: str, w
     assert answers(engine_of(lab, stack), requests, width) == alone
 
 
-def unhurried(stack: str, heat: float) -> dict[str, Any]:
+def unhurried(stack: str, temperature: float) -> dict[str, Any]:
     """Options under which no clock decides how much is drafted, on which the numbers that are drawn depend."""
-    return {} if stack == "naive" else {"gamma": 5, "repeatable": heat > 0}
+    return {} if stack == "naive" else {"gamma": 5, "repeatable": temperature > 0}
 
 
 @pytest.mark.parametrize(
-    ("kind", "heat"), [("sequoia", 0.0), ("sequoia", 1.0), ("specinfer", 1.0), ("auto", 0.0)]
+    ("kind", "temperature"), [("sequoia", 0.0), ("sequoia", 1.0), ("specinfer", 1.0), ("auto", 0.0)]
 )
 @pytest.mark.parametrize("stack", ["naive", "triforce", "streaming"])
 @pytest.mark.parametrize("apart", [False, True])
 def test_trees_of_several_sequences_say_what_each_says_alone(
-    lab: Lab, stack: str, kind: str, heat: float, apart: bool
+    lab: Lab, stack: str, kind: str, temperature: float, apart: bool
 ) -> None:
     """After a common text and after different ones; each tree's tokens see their own ancestors."""
-    tree, requests = TreeOptions(kind, 8, 3), questions(4, Sampling(heat, seed=5))
+    tree, requests = TreeOptions(kind, 8, 3), half(questions(4, Sampling(temperature, seed=5)))
     if apart:
         requests = [
             replace(request, prompt=[*request.prompt[n + 1 :]], spans=())
             for n, request in enumerate(requests)
         ]
-    made_of = partial(engine_of, lab, stack, tree=tree, **unhurried(stack, heat))
+    made_of = partial(engine_of, lab, stack, tree=tree, **unhurried(stack, temperature))
     alone = [tokens_of(made_of(), request) for request in requests]
     proposed: list[int] = []
     engine = made_of()
     assert engine.gathered_options(engine.options, 4, 0).tree == tree
     made: list[list[int]] = [[] for _ in requests]
     # Who joins begins with the acceptance that others have learnt, and draws other numbers then.
-    for number, event in answer_together(engine, requests, answered, 4 if heat else 3):
+    for number, event in answer_together(engine, requests, answered, 4 if temperature else 3):
         if isinstance(event, Text):
             assert number is not None
             made[number] += event.token_ids
@@ -172,18 +177,19 @@ OF_TREES = [
 ]
 
 
-@pytest.mark.parametrize(("stack", "kind", "heat", "alike"), OF_TREES)
+@pytest.mark.parametrize(("stack", "kind", "temperature", "alike"), OF_TREES)
 def test_graphs_of_several_sequences_trees_say_what_each_says_alone(
-    captured: tuple[Runner, Runner], stack: str, kind: str, heat: float, alike: bool
+    captured: tuple[Runner, Runner], stack: str, kind: str, temperature: float, alike: bool
 ) -> None:
-    if heat and captured[0].device.type == "cuda":
+    if temperature and captured[0].device.type == "cuda":
         pytest.skip("kernels of one sequence round differently")
-    tree, requests = TreeOptions(kind, 6, 3), questions(4, Sampling(heat, seed=5, repetition_penalty=1.1))
+    tree = TreeOptions(kind, 6, 3)
+    requests = half(questions(4, Sampling(temperature, seed=5, repetition_penalty=1.1)))
     requests = requests if alike else apart(requests)
-    made = partial(engine_with_graphs, captured, stack, tree=tree, **unhurried(stack, heat))
+    made = partial(engine_with_graphs, captured, stack, tree=tree, **unhurried(stack, temperature))
     alone = [tokens_of(made(), request) for request in requests]
     engine, proposed, found = made(), list[int](), [list[int]() for _ in requests]
-    for number, event in answer_together(engine, requests, answered, 4 if heat else 3):
+    for number, event in answer_together(engine, requests, answered, 4 if temperature else 3):
         if isinstance(event, Text) and number is not None:
             found[number] += event.token_ids
         if isinstance(event, Verified) and event.level == ("target" if stack == "naive" else "retrieval"):
@@ -195,13 +201,13 @@ def test_graphs_of_several_sequences_trees_say_what_each_says_alone(
         assert any(graph.masks is not None for of_pool in pools for graph in of_pool.values())
 
 
-@pytest.mark.parametrize("heat", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("stack", ["naive", "triforce"])
 def test_given_texts_come_out_of_several_sequences_trees(
-    captured: tuple[Runner, Runner], stack: str, heat: float
+    captured: tuple[Runner, Runner], stack: str, temperature: float
 ) -> None:
     """Each sequence's own, however many of its drafted tokens pass; the target's own drafts all do."""
-    requests = [replace(each, max_tokens=60) for each in questions(3, Sampling(heat, seed=5))]
+    requests = [replace(each, max_tokens=60) for each in questions(3, Sampling(temperature, seed=5))]
     texts = [tokens_of(engine_with_graphs(captured, "autoregressive"), request) for request in requests]
     asked = [replace(each, forced=text) for each, text in zip(requests, texts, strict=True)]
     options: dict[str, Any] = {"tree": TreeOptions("sequoia", 6, 3), "gamma": 5, "budget": Budget(tokens=640)}
@@ -410,11 +416,10 @@ def test_verifications_run_together(lab: Lab, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Runner, "compute", counted)
     requests = [Request(request.prompt, 60, spans=SPANS) for request in questions(4)]
-    answers(engine_of(lab), requests, 4)
+    answers(engine_of(lab, **unhurried("triforce", 1.0)), requests, 4)
     sizes = [size for verifies, size in together_now if verifies]
-    assert (
-        sum(sizes) / len(sizes) > 3
-    )  # of four; the first ones to begin and the last ones to end verify with fewer
+    # Of four: the first ones to begin and the last ones to end verify with fewer.
+    assert sum(sizes) / len(sizes) > 3
 
 
 def test_a_retrieval_cache_is_chosen_for_each_sequence(lab: Lab) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.lab import generation
-from triforce_chat.lab.generation import LOOK, Generator, Sampled, Temper, with_mass
+from triforce_chat.lab.generation import LOOK, Generator, Sampled, SequenceSampling, with_mass
 
 PREFIX, TOKENS = 30, 2 * LOOK + 5
 SUFFIX_LENGTHS = (1, 7, 3, 2, 9, 1)  # three behind each of two prefixes
@@ -28,13 +28,13 @@ def wholes(prefixes: Tensor, suffixes: Sequence[Sequence[int]]) -> list[list[int
     return [[*prefixes[i // each].tolist(), *suffix] for i, suffix in enumerate(suffixes)]
 
 
-def temper(count: int, temperature: float = 0.0, penalty: float = 1.0) -> Temper:
-    return Temper(torch.full((count,), temperature), torch.full((count,), penalty))
+def sampling_of(count: int, temperature: float = 0.0, penalty: float = 1.0) -> SequenceSampling:
+    return SequenceSampling(torch.full((count,), temperature), torch.full((count,), penalty))
 
 
-def run(lab: Lab, ends: Iterable[int] = (), tokens: int = TOKENS, **heat: float) -> Sampled:
+def run(lab: Lab, ends: Iterable[int] = (), tokens: int = TOKENS, **how: float) -> Sampled:
     prefixes, suffixes = prompts(lab)
-    return Generator(lab.stock, ends).run(prefixes, suffixes, temper(len(suffixes), **heat), tokens)
+    return Generator(lab.stock, ends).run(prefixes, suffixes, sampling_of(len(suffixes), **how), tokens)
 
 
 @pytest.mark.parametrize("at_once", [1, 1000])
@@ -70,16 +70,16 @@ def test_the_penalty_is_the_samplers_over_the_answer_alone(lab: Lab) -> None:
 
 def test_the_penalty_of_unlikely_tokens(lab: Lab) -> None:
     copies, prompt = 24_000, [*lab.text(PREFIX), 5]
-    heat = Sampling(temperature=3.0, repetition_penalty=0.25)
+    sampling = Sampling(temperature=3.0, repetition_penalty=0.25)
     torch.manual_seed(0)
-    tempers = temper(copies, heat.temperature, heat.repetition_penalty)
+    samplings = sampling_of(copies, sampling.temperature, sampling.repetition_penalty)
     prefix = torch.tensor([prompt[:-1]])
-    first, second = Generator(lab.stock, ()).run(prefix, [[5]] * copies, tempers, 2).tokens.T
+    first, second = Generator(lab.stock, ()).run(prefix, [[5]] * copies, samplings, 2).tokens.T
     repeated = expected = 0.0
     for token in range(48):
         ids = [*prompt, token]
         if lab.logits(ids)[-1, token] < 0:
-            law = Sampler(heat, len(prompt)).probs(lab.logits(ids)[-1:], torch.tensor(ids))[0]
+            law = Sampler(sampling, len(prompt)).probs(lab.logits(ids)[-1:], torch.tensor(ids))[0]
             repeated += int(((first == token) & (second == token)).sum())
             expected += float(law[token]) * int((first == token).sum())
     assert expected > 40
@@ -88,7 +88,7 @@ def test_the_penalty_of_unlikely_tokens(lab: Lab) -> None:
 
 def test_every_sequence_has_its_own_temper(lab: Lab) -> None:
     prefixes, suffixes = prompts(lab)
-    mixed = temper(len(suffixes))
+    mixed = sampling_of(len(suffixes))
     mixed.penalty[1::2] = 1.4
     found = Generator(lab.stock, ()).run(prefixes, suffixes, mixed, TOKENS).tokens
     for i in range(len(suffixes)):
@@ -125,17 +125,19 @@ def chi_square(counts: Tensor, law: Tensor) -> float:
     return float((statistic - freedom) / (2 * freedom) ** 0.5)
 
 
-@pytest.mark.parametrize("heat", [1.0, 0.5])
-def test_tokens_come_as_often_as_they_are_likely(lab: Lab, heat: float) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_tokens_come_as_often_as_they_are_likely(lab: Lab, temperature: float) -> None:
     copies = 6000
     prefix, suffix = lab.text(PREFIX), lab.text(4, seed=9)
     torch.manual_seed(0)
-    sampled = Generator(lab.stock, ()).run(torch.tensor([prefix]), [suffix] * copies, temper(copies, heat), 2)
+    sampled = Generator(lab.stock, ()).run(
+        torch.tensor([prefix]), [suffix] * copies, sampling_of(copies, temperature), 2
+    )
     first, second = sampled.tokens.T
-    law = (lab.logits(prefix + suffix)[-1].double() / heat).softmax(-1)
+    law = (lab.logits(prefix + suffix)[-1].double() / temperature).softmax(-1)
     assert abs(chi_square(first.bincount(minlength=48).double(), law)) < 4
     often = int(first.bincount().argmax())
-    follow = (lab.logits([*prefix, *suffix, often])[-1].double() / heat).softmax(-1)
+    follow = (lab.logits([*prefix, *suffix, often])[-1].double() / temperature).softmax(-1)
     assert abs(chi_square(second[first == often].bincount(minlength=48).double(), follow)) < 4
     assert chi_square(first.bincount(minlength=48).double(), follow) > 20  # another law is found out
 

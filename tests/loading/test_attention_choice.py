@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.labs import random_model
 
-from triforce_chat.engine.cache.storage import Shape
+from triforce_chat.engine.cache.shape import Shape
 from triforce_chat.engine.forward.attention_backend import FLASH_ATTN, SDPA, TRITON, USUAL, AttentionBackend
 from triforce_chat.engine.group import SINGLE
 from triforce_chat.errors import UsageError

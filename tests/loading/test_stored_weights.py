@@ -260,7 +260,7 @@ def test_a_compiler_that_fails_leaves_a_plan_for_expanded_weights(
 
     monkeypatch.setattr(module, "memory_plan", noted)
     monkeypatch.setenv("CC", "false")
-    monkeypatch.setattr(compiled, "kept_file", lambda: file.with_name("no library"))
+    monkeypatch.setattr(compiled, "library_file", lambda: file.with_name("no library"))
     compiled.library.cache_clear()
     try:
         assert stored_weights(resolve(str(file)), OnCpu()) is not None  # nobody knows yet

@@ -29,6 +29,7 @@ ROOMY = (
     "large-13b",
     "medium",
     "offload",
+    "offload-int4-same",
     "parallel",
     "small-same",
 )
@@ -45,6 +46,15 @@ def test_a_plan_foretells_the_peak(name: str, least: float, most: float) -> None
     plan = planned(record, stack["contender"], max(row["context"] for row in record["rows"]))
     assert plan.fits
     assert least < (plan.device + plan.optional_copies) / peak < most
+
+
+def test_what_prefill_and_decoding_took_belong_to_different_stacks() -> None:
+    """The prompts of this record were read by ``auto``, which had a level over a 4-bit copy in those days."""
+    record = json.loads((BENCHMARKS / "h200-trees-offload.json").read_text())
+    context = record["rows"][0]["context"]
+    for stack, kind in (("triforce-int4", "prefill_peak_bytes"), ("triforce", "peak_bytes")):
+        plan, peak = planned(record, stack, context), max(row[kind] for row in record["rows"])
+        assert 0.97 < (plan.device + plan.optional_copies) / peak < 1.04
 
 
 def planned(record: dict[str, Any], stack: str, context: int) -> MemoryPlan:

@@ -40,7 +40,13 @@ from triforce_chat.loading.load_engine import load_engine
 from triforce_chat.loading.spec import EngineSpec
 from triforce_chat.memory_plan.batch import plan_batch
 from triforce_chat.memory_plan.dimensions import Dimensions
-from triforce_chat.memory_plan.inputs import CPU, GPU, caches_of_several, small_caches, workload_of
+from triforce_chat.memory_plan.inputs import (
+    CPU,
+    GPU,
+    of_several,
+    small_caches,
+    workload_of,
+)
 from triforce_chat.memory_plan.messages import plan_line, rows, verdict, weights_line
 from triforce_chat.memory_plan.plan import (
     CONTEXT_STEP,
@@ -68,6 +74,7 @@ from triforce_chat.settings.sizes import readable
 
 GB = 10**9
 # Whole numbers of the blocks that oneDNN packs weights in, so that packing pads nothing.
+TREES_OF_100 = TreeOptions("sequoia", 100)
 EVEN: dict[str, Any] = {
     "vocabulary": 512,
     "hidden_size": 128,
@@ -246,24 +253,27 @@ def test_an_engine_takes_what_was_planned(dtype: torch.dtype, tied: bool) -> Non
 
 
 @pytest.mark.parametrize("shared", [0, 512])
-@pytest.mark.parametrize("stack", ["auto", "naive", "triforce"])
+@pytest.mark.parametrize(
+    ("stack", "tree"), [("auto", None), ("naive", None), ("naive", TREES_OF_100), ("triforce", None)]
+)
 def test_sequences_of_a_batch_take_what_was_planned(
-    monkeypatch: pytest.MonkeyPatch, stack: str, shared: int
+    monkeypatch: pytest.MonkeyPatch, stack: str, tree: TreeOptions | None, shared: int
 ) -> None:
     """And nothing stands beside them: no cache of the engine's own that none of them reads."""
     monkeypatch.setattr(Runner, "places_on_device", True)  # so that auto drafts
     target, draft = Runner(random_model(**EVEN)), Runner(random_model(**{**EVEN, "num_hidden_layers": 1}))
-    options = StackOptions(stack, gamma=4, draft_gamma=2)
+    options = StackOptions(stack, gamma=4, draft_gamma=2, tree=tree)
     origin = Engine(target, 1024, TextCodec(str), draft, options)
     origin.give_way(shared)
     for _ in origin.prefill(shared * [1]) if shared else ():
         pass
     places = Places.of(origin, [Request(900 * [1], 100)] * 3, 3, shared=shared)
     forks = [places.fork(number, Gathered()) for number in range(3)]
-    made = workload_of(description(target.model), description(draft.model), 1024, options, CPU, torch.float32)
-    plan = plan_batch(
-        MemoryPlan(made, Memory(None, None), 2), 3, places.context, shared, caches_of_several(options)
+    alone = workload_of(
+        description(target.model), description(draft.model), 1024, options, CPU, torch.float32
     )
+    made = of_several(alone, options, 3, apart=not shared)
+    plan = plan_batch(MemoryPlan(alone, Memory(None, None), 2), made, 3, places.context, shared)
     sizes = {
         "full": sum(bytes_of(fork.full.queries.data) for fork in forks),
         "draft": 0,
@@ -277,12 +287,12 @@ def test_sequences_of_a_batch_take_what_was_planned(
     assert 3 * plan.own_parts["retrieval"] >= sizes["retrieval"]
     assert (sizes["retrieval"] > 0) is (stack == "triforce")
     gc.collect()
-    alone = [
+    beside = [
         each
         for each in gc.get_objects()
         if type(each) is KVBuffer and each.pool is None and each.shape in (target.shape, draft.shape)
     ]
-    kept = bytes_of(*(part for each in alone for part in (each.keys, each.values)))
+    kept = bytes_of(*(part for each in beside for part in (each.keys, each.values)))
     assert kept == (kv_bytes(origin.full) if shared else 0)
 
 
@@ -620,6 +630,29 @@ def test_large_trees_have_room_where_weights_are_streamed() -> None:
         for each in (usual, large)
     )
     assert more.workload.streamed_layers - fitting.workload.streamed_layers in (0, 1)
+
+
+def test_trees_of_several_sequences_share_the_rows_of_a_verification() -> None:
+    def common(tree: TreeOptions | None, sequences: int, shared: int) -> int:
+        own, draft = (
+            Description("m", each, 4096, {}) for each in (published.LLAMA_2_7B, published.LLAMA_68M)
+        )
+        stack = StackOptions("naive", tree=tree)
+        made = workload_of(own, draft, 4096, stack, GPU, torch.bfloat16)
+        several, plan = (
+            of_several(made, stack, sequences, apart=not shared),
+            place_kv(made, Memory(None, None)),
+        )
+        return plan_batch(plan, several, sequences, 2048, shared).common_parts["activations"]
+
+    def tokens(size: int, sequences: int, shared: int = 0) -> int:
+        trees = common(TreeOptions("sequoia", size), sequences, shared) - common(None, sequences, shared)
+        row: int = TREE_COPIES * published.LLAMA_2_7B["vocab_size"] * (2 + 4 + 4)
+        return trees // row
+
+    assert [tokens(15, each) for each in (1, 4, 8)] == [15, 60, 120]
+    assert tokens(64, 8) == 8 * 23
+    assert tokens(64, 8, shared=1024) == 8 * 7
 
 
 def test_a_retrieval_cache_has_room_for_large_trees() -> None:

@@ -262,7 +262,8 @@ def test_free_memory_is_the_smaller_of_system_and_group(
 
 
 def test_a_cache_takes_memory_only_where_it_is_written() -> None:
-    from triforce_chat.engine.cache.storage import KVBuffer, Shape
+    from triforce_chat.engine.cache.shape import Shape
+    from triforce_chat.engine.cache.storage import KVBuffer
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

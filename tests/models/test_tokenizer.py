@@ -188,9 +188,8 @@ def test_a_tokenizer_of_another_library_is_refused(tmp_path: Path, monkeypatch: 
         load_model(str(tmp_path), attention="sdpa")
 
 
-@pytest.mark.model
-@pytest.mark.parametrize("text", TEXTS)
-def test_the_small_model_s_own(text: str) -> None:
+@pytest.fixture(scope="module")
+def of_the_small_model() -> Pair:
     from transformers import AutoTokenizer
 
     source = resolve("smollm2-135m")
@@ -198,6 +197,14 @@ def test_the_small_model_s_own(text: str) -> None:
     theirs = AutoTokenizer.from_pretrained(source.folder, gguf_file=source.gguf_file)
     repair_gguf_tokenizer(theirs, load_config(source))
     own = load_model("smollm2-135m", attention="sdpa").tokenizer
+    assert isinstance(own, Tokenizer)
+    return theirs, own
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_small_model_s_own(text: str, of_the_small_model: Pair) -> None:
+    theirs, own = of_the_small_model
     assert_same_ids((theirs, own), text)
     assert_same_text((theirs, own), own.encode(text))
     assert own.get_vocab() == theirs.get_vocab()

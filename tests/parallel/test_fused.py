@@ -100,7 +100,8 @@ def test_an_eight_bit_middle_changes_no_answer(found: dict[str, Any]) -> None:
 
 
 def test_the_forwards_are_captured(found: dict[str, Any]) -> None:
-    assert len(found["captured"]) > 3
+    """One of plain decoding and one of verifications: the last rounds of an answer need none of their own."""
+    assert {1, 8} <= {*found["captured"]}
 
 
 def test_sampling_with_a_seed_gives_the_same_tokens(found: dict[str, Any]) -> None:

@@ -101,7 +101,7 @@ def check_copy(cache: QuantizedCopy) -> None:
         assert torch.equal(cache.latest.values[layer, :, newest], values[0, :, cache.quantized : end])
 
 
-def in_turn(planner: Planner, length: int, n: int, match: int) -> Plan:  # noqa: ARG001
+def in_turn(planner: Planner, length: int, n: int, match: int, needed: int) -> Plan:  # noqa: ARG001
     turn = planner.rounds % 3
     return Plan(min(n, 3), planner.arms[turn] if turn < 2 else None)
 

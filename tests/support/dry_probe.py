@@ -8,11 +8,13 @@ the answers of ``python dry_probe.py run``; both print nothing.
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -25,20 +27,25 @@ from support.labs import ARCHITECTURES, SMALL_BUDGET, random_model, spell
 from support.tiny_models import write_quantized_gguf
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.eviction import SINKS, WINDOW
+from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.quantization import FP8, INT4, INT8, format_name
-from triforce_chat.engine.cache.storage import KVBuffer, QueryRing, Shape, WriteSlot
-from triforce_chat.engine.cache.streaming import HOP
+from triforce_chat.engine.cache.quantized import storage_for
+from triforce_chat.engine.cache.query_ring import QueryRing
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer, WriteSlot
+from triforce_chat.engine.cache.streaming import HOP, LONG_HOP
 from triforce_chat.engine.compile_ahead import (
     META,
     DryRank,
     Kernels,
+    begun,
     compile_all,
     forwards,
     launch,
     launch_on,
     untouched,
 )
-from triforce_chat.engine.cuda_graph import USUAL
+from triforce_chat.engine.cuda_graph import SIZES, USUAL
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import SLACK, Engine, Request
 from triforce_chat.engine.exactness import tokens_of
@@ -46,11 +53,11 @@ from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.grouped_matrix import MOST_ROWS
 from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.forward.small_decoder import small_decoder
-from triforce_chat.engine.kernels import TreeLevel, chip, dry
+from triforce_chat.engine.kernels import TreeRows, chip, dry
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.speculation.stack_specs import STACKS
-from triforce_chat.engine.speculation.stacks import StackOptions, retrieval_budget
+from triforce_chat.engine.speculation.stacks import MOST_DRAFT_GAMMA, StackOptions, retrieval_budget
 from triforce_chat.engine.speculation.tree_plan import TreeOptions
 from triforce_chat.engine.together import answer_together
 from triforce_chat.loading.compiling import formats_of
@@ -104,6 +111,7 @@ def kernels_of(
     capacities = [CONTEXT + SLACK, *([] if lists else [retrieval_budget(options).capacity])]
     copied = STACKS[options.name].quantized_copies > 0
     more: dict[str, Any] = {
+        "rows": SIZES[-1] if copied else USUAL,
         "sequences": sequences,
         "own": own,
         "quantized_copy": copied,
@@ -166,6 +174,7 @@ def answered(
     sequences: int = 1,
     own: int = 0,
     kv: torch.dtype | None = None,
+    storage: Any = storage_for,
     **more: Any,
 ) -> tuple[set[Any], set[Any]]:
     """What an engine launches in an answer, or in several at once, and what is compiled ahead for it."""
@@ -182,10 +191,11 @@ def answered(
 
         patch.setattr(kernels, name, both)
     options = StackOptions(stack, budget=SMALL_BUDGET, middle="int8", **more)
-    engine = Engine(target, CONTEXT, TextCodec(spell), draft, options)
+    engine = Engine(target, CONTEXT, TextCodec(spell), draft, options, storage=storage)
     engine.executor = GraphExecutor()
     prompt = torch.randint(1, 48, (90,), generator=torch.Generator().manual_seed(3)).tolist()
     if sequences == 1:
+        engine.prepare(Request(prompt, 60))
         tokens_of(engine, Request(prompt, 60))
     else:
         spans = (DocumentSpan(len(prompt)),)
@@ -197,22 +207,26 @@ def answered(
     return launched, {*needed(*kernels_of(target.model.config.to_dict(), options, sequences, own, kv))}
 
 
-def of_a_small_draft() -> tuple[set[Any], set[Any]]:
-    """What the forwards of a small draft model of three blocks launch, and what is compiled ahead for it."""
+def of_a_small_draft(window: int) -> tuple[set[Any], set[Any]]:
+    """What the forwards of a small draft model of three blocks launch, and what is compiled ahead for it.
+
+    ``window``: slots of its cache.
+    """
     config = random_model(head_dim=32, num_hidden_layers=3).config
     with META:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     shape = Shape.of(config, torch.bfloat16, META)
-    small = small_decoder(Decoder(model, shape), KVBuffer(shape, SINKS + WINDOW + HOP))
+    small = small_decoder(Decoder(model, shape), KVBuffer(shape, window))
     assert small
 
     def work() -> None:
-        for rows, step in ((1, 7), (2, 0), (9, 0)):
+        # At first as many tokens as the last draft had, and one more; then one by one.
+        for rows, step in ((1, 7), *((n + 1, 0) for n in range(1, MOST_DRAFT_GAMMA + 1))):
             ids = torch.zeros(rows + 1, dtype=torch.long, device=META)[1:]
             small(ids, torch.zeros(2, dtype=torch.long, device=META), step)
         ids, n = torch.zeros(19, dtype=torch.long, device=META), 15
         logits = small(
-            ids[:8], torch.zeros(2, dtype=torch.long, device=META), 7, None, TreeLevel(ids[9:17, None], 3, 2)
+            ids[:8], torch.zeros(2, dtype=torch.long, device=META), 7, None, TreeRows(ids[9:17, None], 3, 2)
         )
         one = torch.empty_like(ids[:1])
         links, lines = one.expand(1, 2, n + 1), one.expand(1, n + 1, 4)
@@ -225,8 +239,7 @@ def of_a_small_draft() -> tuple[set[Any], set[Any]]:
         kernels.draw_children(logits[None], *given)
 
     sizes = Dimensions.of(config.to_dict())
-    window = [SINKS + WINDOW + HOP]
-    ahead = Kernels(sizes, torch.bfloat16, window, trees=True, drawn=sizes.vocabulary)
+    ahead = Kernels(sizes, torch.bfloat16, [window], trees=True, drawn=sizes.vocabulary)
     return {*dry.recorded(work)}, {*needed(ahead)}
 
 
@@ -255,8 +268,31 @@ def compile_for_run() -> None:
     compile_all(kernels, torch.cuda.get_device_capability(), chip.shared_memory())
 
 
+class Slow(NamedTuple):
+    """A launch whose kernel takes some seconds to compile; it notes the process that does so."""
+
+    number: int
+    seconds: float
+    file: Path
+
+    def compile(self) -> None:
+        time.sleep(self.seconds)
+        with self.file.open("a") as file:
+            file.write(f"{self.number} {os.getpid()}\n")
+
+
+def in_turns() -> list[list[int]]:
+    """Launches, the first of which is slow, in the order in which two processes compiled them, and these."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "compiled"
+        launches: list[Any] = [Slow(number, 0.0 if number else 2.0, file) for number in range(9)]
+        for child in begun(launches, 2):
+            os.waitpid(child, 0)
+        return [[*map(int, line.split())] for line in file.read_text().splitlines()]
+
+
 def main() -> None:
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"turns": in_turns()}
     with dry.without_gpu(*HOPPER), pytest.MonkeyPatch.context() as patch:
         launched, ahead = answered(sys.argv[1], patch)
         found["launched"], found["ahead"] = ([key[0] for key in keys] for keys in (launched, ahead))
@@ -274,6 +310,14 @@ def main() -> None:
         tree = TreeOptions("sequoia", 16, 4)
         launched, ahead = answered("naive", patch, SEQUENCES, CONTEXT + SLACK - 90, tree=tree)
         found["trees together"] = [key[0] for key in launched], [str(key) for key in launched - ahead]
+    for stack in ("triforce", "auto"):
+        with dry.without_gpu(*HOPPER), pytest.MonkeyPatch.context() as patch:
+            launched, ahead = answered(stack, patch, storage=OffloadedKV, streams=True)
+            names, missed = [key[0] for key in launched], [str(key) for key in launched - ahead]
+            found[f"{stack} over keys in host memory"] = names, missed
+    with dry.without_gpu(*HOPPER), pytest.MonkeyPatch.context() as patch:
+        launched, ahead = answered("auto", patch)
+        found["auto"] = [key[0] for key in launched], [str(key) for key in launched - ahead]
     for kv in KEPT:
         with dry.without_gpu(*HOPPER), pytest.MonkeyPatch.context() as patch:
             launched, ahead = answered("triforce", patch, kv=kv)
@@ -287,8 +331,9 @@ def main() -> None:
         for name, kinds in (("file", {}), ("mixed file", {"attn_v": Kind.Q6_K, "ffn_up": Kind.F16})):
             launched, ahead = of_a_file(**kinds)
             found[name] = [str(key) for key in launched - ahead], [key[0] for key in ahead]
-        launched, ahead = of_a_small_draft()
-        found["small draft"] = [key[0] for key in launched], [str(key) for key in launched - ahead]
+        for name, hop in (("small draft", HOP), ("small draft of long proposals", LONG_HOP)):
+            launched, ahead = of_a_small_draft(SINKS + WINDOW + hop)
+            found[name] = [key[0] for key in launched], [str(key) for key in launched - ahead]
         sizes = Dimensions.of(random_model(head_dim=16).config.to_dict())
         shared = Kernels(sizes, torch.bfloat16, [128], int8=True, ranks=2)
         first = dry.recorded(partial(launch_on, shared, DryRank(0, 2)))

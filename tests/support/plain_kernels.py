@@ -10,9 +10,10 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from triforce_chat.engine import kernels
+from triforce_chat.engine.cache.allocation import rounded_up
 from triforce_chat.engine.cache.chunk_mass import chunk_mass
 from triforce_chat.engine.cache.quantization import GROUP, QuantizedTokens, narrowed
-from triforce_chat.engine.cache.storage import KVView, rounded_up
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.forward.attention import folded_attention
 from triforce_chat.engine.kernels.quantized_weight import RUN
 from triforce_chat.engine.sampling.ops import Uniforms, imposed, warp
@@ -77,9 +78,8 @@ def decode_attention(
     view = KVView(keys[None, :, :width], values[None, :, :width], end)
     if tree is not None:
         origin = int(tree.origin)
-        flags = torch.stack(
-            [tree.masks[:, at // WORD] >> at % WORD & 1 == 1 for at in range(end - origin)], 1
-        )
+        node = torch.arange(end - origin)
+        flags = tree.masks[:, node // WORD] >> node % WORD & 1 == 1
         view = view._replace(visible=torch.cat([torch.ones(len(q), 1, dtype=torch.bool), flags], 1))
     return folded_attention(q.transpose(0, 1)[None], view, scale)[0].transpose(0, 1)
 

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.storage import UNLIMITED
+from triforce_chat.engine.cache.kv_cache import UNLIMITED
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.forward.target_state import NEVER
@@ -30,7 +30,8 @@ from triforce_chat.engine.speculation.arm import Arm, Drafter
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.planner import Planner
-from triforce_chat.engine.speculation.speculative import Round, Speculative
+from triforce_chat.engine.speculation.round import Round
+from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.tree import WORD, Branches
 
 Context = tuple[int, ...]

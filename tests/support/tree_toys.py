@@ -197,7 +197,7 @@ class Batch:
         known = torch.zeros(len(self.trees), self.room, dtype=torch.long)
         ends = [0, *accumulate(widths)]
 
-        def feed_level(depth: int, ids: Tensor) -> Tensor:
+        def feed_depth(depth: int, ids: Tensor) -> Tensor:
             rows = how.rows[:, ends[depth] : ends[depth + 1]]
             for mine, own, new in zip(known, rows.tolist(), ids.tolist(), strict=True):
                 for row, token in zip(own, new, strict=True):
@@ -207,7 +207,7 @@ class Batch:
 
         numbers = Uniforms(torch.empty(1, 0), torch.empty(len(self.trees), self.room))
         by = Draws(self.op, None, numbers, self.independent, None, self.draft.vocabulary)
-        tokens, probs = grown(how, widths, feed_level, by)
+        tokens, probs = grown(how, widths, feed_depth, by)
         return [
             Draft(tokens[at : at + 1, :n], probs[at : at + 1, :n], parents=tree, independent=self.independent)
             for at, (tree, n) in enumerate(zip(self.trees, map(len, self.trees), strict=True))

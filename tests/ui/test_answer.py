@@ -4,6 +4,7 @@ import io
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -453,3 +454,11 @@ def test_of_a_long_question_without_an_answer_a_line_is_shown() -> None:
     last = written(on.err).splitlines()[-1]
     assert last.startswith("its last question has no answer: a line a line")
     assert len(last) < 100
+
+
+def test_an_unknown_time_of_the_first_token_is_not_told() -> None:
+    tally = tally_of(answer_events("So it was."))
+    assert tally.finished is not None
+    assert len(formatting.first_token(tally)) == 1
+    tally.finished = replace(tally.finished, first_token_s=0.0)
+    assert formatting.first_token(tally) == []

@@ -101,7 +101,6 @@ def test_a_bar_tells_what_is_read() -> None:
         view.add(0, Prefilled(30, 40, 0, 1.0))
         assert "b.txt, 75 % read" in str(view.description)
         view.stopping()
-        view.show()
         assert view.description == STOPPING
         view.answered(0, 1, failed=True)
     last = lines_of(screen)[-1]
@@ -127,3 +126,10 @@ class Terminal(io.StringIO):
 def test_the_form_fits_the_place(file: io.StringIO, quiet: bool, plain: bool, kind: type[BatchView]) -> None:
     console = Console(file=file, force_terminal=True, _environ={"TERM": "xterm"})
     assert type(batch_view(NAMES, True, console, quiet, plain)) is kind
+
+
+def test_no_color_turns_off_colours_only() -> None:
+    environment = {"TERM": "xterm", "NO_COLOR": "1"}
+    console = Console(file=Terminal(), force_terminal=True, _environ=environment)
+    assert console.no_color
+    assert type(batch_view(NAMES, True, console, quiet=False, plain=False)) is BatchBar

@@ -21,7 +21,7 @@ from triforce_chat.ui import repl as repl_module
 from triforce_chat.ui.notify import notify
 from triforce_chat.ui.paste import MOST_LINES, Pastes
 from triforce_chat.ui.prompt import SlashCompleter
-from triforce_chat.ui.repl import FIRST_HINTS, Habits, Labels, Repl
+from triforce_chat.ui.repl import FIRST_HINTS, Labels, Preferences, Repl
 from triforce_chat.ui.terminal import Screen
 
 CTRL_D, PASTE = "\x04", "\x1b[200~{}\x1b[201~"
@@ -34,7 +34,7 @@ class TerminalFile(io.StringIO):
 
 
 def chatting(
-    keys: str, history: Path | None = None, habits: Habits | None = None
+    keys: str, history: Path | None = None, preferences: Preferences | None = None
 ) -> tuple[Repl, list[str], str]:
     """A chat with these keys: itself, its questions, and what it wrote."""
     conversation = ScriptedConversation()
@@ -44,7 +44,9 @@ def chatting(
     def read(path: str, _pages: str | None) -> Document:
         return Document(path, path, ())
 
-    repl = Repl(conversation, read, Screen(out, out, "plain"), lambda: labels, history, habits=habits)
+    repl = Repl(
+        conversation, read, Screen(out, out, "plain"), lambda: labels, history, preferences=preferences
+    )
     with create_pipe_input() as keyboard:
         keyboard.send_text(keys + CTRL_D)
         repl.run(keyboard, DummyOutput())
@@ -78,7 +80,7 @@ def test_a_history_on_a_full_disk_stops_no_chat(tmp_path: Path, monkeypatch: pyt
 
 
 def test_vi_keys() -> None:
-    assert chatting("wrong\x1bddiright\r", habits=Habits(vi=True))[1] == ["right"]
+    assert chatting("wrong\x1bddiright\r", preferences=Preferences(vi=True))[1] == ["right"]
 
 
 def test_values_of_a_setting_complete() -> None:
@@ -122,6 +124,6 @@ def test_notifications(how: str, codes: str) -> None:
 
 
 def test_only_what_took_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "\a" not in chatting("q\r", habits=Habits(notify="bell"))[2]
+    assert "\a" not in chatting("q\r", preferences=Preferences(notify="bell"))[2]
     monkeypatch.setattr(repl_module, "LONG", 0.0)
-    assert chatting("q\r", habits=Habits(notify="bell"))[2].count("\a") == 1
+    assert chatting("q\r", preferences=Preferences(notify="bell"))[2].count("\a") == 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from triforce_chat.batch.lines import Answered, Line, error_object, late
 from triforce_chat.batch.output_file import OutputFile
 from triforce_chat.batch.queue import Queue
-from triforce_chat.batch.worker_pool import Done, Lost, Progress, Ready, Report, Said, Unusable, WorkerPool
+from triforce_chat.batch.worker_pool import Done, Lost, Note, Progress, Ready, Report, Unusable, WorkerPool
 from triforce_chat.errors import TriforceError
 from triforce_chat.ui.batch_progress import BatchView
 
@@ -95,7 +95,7 @@ class Driver:
             case Done(worker, answered):
                 self._ended(worker, answered.id)
                 self._write(worker, answered)
-            case Said(_, line):
+            case Note(_, line):
                 self._view.note(line)
             case Lost(worker, why):
                 self._lost(worker, why)

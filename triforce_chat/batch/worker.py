@@ -14,7 +14,7 @@ from typing import Protocol
 from rich.console import Console
 
 from triforce_chat.batch.lines import Answerer, Line, within
-from triforce_chat.batch.worker_pool import Done, Lost, Progress, Ready, Report, Said, Unusable, relayed
+from triforce_chat.batch.worker_pool import Done, Lost, Note, Progress, Ready, Report, Unusable, relayed
 from triforce_chat.engine.events import Prefilled, Text
 from triforce_chat.errors import RankLost, TriforceError
 from triforce_chat.parallel.failure import describe_error
@@ -61,7 +61,7 @@ def work(job: Job, receive: Callable[[], Sequence[Line]], send: Callable[[Report
 
 def loaded(job: Job, send: Callable[[Report], None]) -> Answerer | None:
     """The answerer of this process, after its ``Ready``; None after ``Unusable``."""
-    lines = LineStream(lambda line: send(Said(job.worker, line)))
+    lines = LineStream(lambda line: send(Note(job.worker, line)))
     screen = Screen(Console(file=io.StringIO()), Console(file=lines, width=WIDTH), "bare")
     try:
         answerer, seconds = job.load(screen)

@@ -46,7 +46,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Note:
     """A worker has something to tell the user."""
 
     worker: int
@@ -69,7 +69,7 @@ class Unusable:
     error: TriforceError
 
 
-Report = Ready | Progress | Done | Said | Lost | Unusable
+Report = Ready | Progress | Done | Note | Lost | Unusable
 
 
 class WorkerPool(Protocol):

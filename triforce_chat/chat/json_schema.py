@@ -46,9 +46,14 @@ class Grammars:
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=LAYOUT)  # type: ignore[arg-type]
         matcher = LLMatcher(self._tokens, grammar, log_level=0)
         if matcher.is_error():
-            reason = next(iter(matcher.get_error().splitlines()), "not supported")
-            raise UsageError(f"the JSON schema cannot be followed: {reason}")
+            raise UsageError(f"the JSON schema cannot be followed: {_reason(matcher.get_error())}")
         return JsonConstraint(matcher, self._ends)
+
+
+def _reason(told: str) -> str:
+    """What llguidance says of a schema, on one line: without the carets that point at a place in it."""
+    lines = [line.strip() for line in told.splitlines()]
+    return " ".join(line for line in lines if line.strip("^ ")) or "not supported"
 
 
 class JsonConstraint:

@@ -7,7 +7,7 @@ question. The documents themselves stay whole, and so does their cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from threading import Lock
 
 from triforce_chat.documents import Document
@@ -19,6 +19,8 @@ from triforce_chat.prompts import prompt
 LONG = 16_384
 KEPT_QUESTIONS = 64
 KEPT_INDEXES = 2  # of the documents that were asked about last
+# Held while an index is built, so that another thread that needs it waits instead of building it again.
+BUILDING = Lock()
 
 
 def quoted_before(question: str, documents: Sequence[Document], count: int) -> str:
@@ -36,17 +38,9 @@ def _quoted(question: str, documents: tuple[Document, ...], count: int) -> str:
 
 
 def index_of(documents: tuple[Document, ...]) -> PassageIndex:
-    """The index of documents, made anew unless they are those of a recent question.
-
-    Whoever needs one that another thread is making waits for that.
-    """
-    with _making():
+    """The index of documents, built unless they are those of a recent question."""
+    with BUILDING:
         return _index(documents)
-
-
-@cache
-def _making() -> Lock:
-    return Lock()
 
 
 @lru_cache(KEPT_INDEXES)  # a long novel takes a tenth of a second

@@ -51,7 +51,7 @@ def turn_object(tally: Tally) -> dict[str, Any]:
     """An answer with its measurements, but without the model that made it."""
     done = tally.finished
     return {
-        **said_object(tally),
+        **text_object(tally),
         "finish_reason": done.reason if done else "interrupted",
         "usage": {
             "prompt_tokens": done.prompt_tokens if done else 0,
@@ -65,7 +65,7 @@ def turn_object(tally: Tally) -> dict[str, Any]:
     }
 
 
-def said_object(tally: Tally) -> dict[str, Any]:
+def text_object(tally: Tally) -> dict[str, Any]:
     """The text of an answer, with its thought if there is one, and its tokens."""
     thought = {"thought": tally.thought, "thought_tokens": tally.thought_tokens}
     return {"text": tally.text, **(thought if tally.thought_tokens else {}), "token_ids": tally.token_ids}
@@ -118,7 +118,7 @@ def comparison_object(result: Comparison, run_info: RunInfo) -> dict[str, Any]:
     plain = result.autoregressive
     return {
         **answer_object(result.speculative, run_info),
-        "autoregressive": {"timing": timing_object(plain), **said_object(plain)},
+        "autoregressive": {"timing": timing_object(plain), **text_object(plain)},
         "decode_speedup": result.decode_speedup,
         "end_to_end_speedup": result.end_to_end_speedup,
         "identical": result.identical,

@@ -13,13 +13,15 @@ from triforce_chat.engine.together import answer_together
 from triforce_chat.errors import DoesNotFit, TriforceError
 from triforce_chat.models.failures import convert_out_of_memory
 
-Asked = tuple[ChatSession, str]  # a conversation and a question in it
+SessionQuestion = tuple[ChatSession, str]  # a conversation and a question in it
 # Number of the question, or None while what they share is read; no event once its answer has ended.
 Item = tuple[int | None, ChatEvent | TriforceError | None]
 Asking = Generator[Item, None, None]
 
 
-def ask_all(asked: Sequence[Asked], width: int, sources: bool = True, plain: bool = False) -> Asking:
+def ask_all(
+    asked: Sequence[SessionQuestion], width: int, sources: bool = True, plain: bool = False
+) -> Asking:
     """Answer questions with one engine, at most ``width`` at a time; nothing is recorded.
 
     An error of one answer is passed on before its end, and the others go on. ``plain``: without speculation.

@@ -291,8 +291,8 @@ class Transcript:
 
     def shown(self, ids: Sequence[int], thinking: Thinking | None) -> tuple[str, ThoughtText]:
         """The characters that these tokens of an answer complete, and the thought before them."""
-        said = AnswerText(self.decode, self.format.stop, thinking)
-        return said.resume(ids), said.thought
+        answer = AnswerText(self.decode, self.format.stop, thinking)
+        return answer.resume(ids), answer.thought
 
     def tokenize(self, document: Document) -> TokenizedDocument:
         """A document's tokens between those of its heading and its end."""

@@ -28,15 +28,15 @@ from triforce_chat.cli import (
     tune,
     verify,
 )
-from triforce_chat.cli.options import command
+from triforce_chat.cli.options import App, command
 from triforce_chat.settings.umask import keep_private
 
 EXIT_CODES = """Exit codes: 0 success, 1 unexpected error, 2 usage, 3 unreadable document, 4 does not fit the \
 context, 5 model unavailable, 6 out of memory, 7 exactness failure, 8 a GPU process of --tp ended, 9 \
-answers of a batch missing, 130 interrupted."""
+answers of a batch missing, 10 an answer with --schema cut short, 130 interrupted."""
 SPIN_COUNT = "5000"
 
-app = typer.Typer(
+app = App(
     help="Chat with whole books: exact hierarchical speculative decoding on your own machine.",
     epilog=EXIT_CODES,
     no_args_is_help=True,

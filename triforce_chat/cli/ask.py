@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from triforce_chat.cli.ending import end
 from triforce_chat.cli.engines import (
     begin_on_gpu,
     compile_ahead,
@@ -95,6 +96,7 @@ def ask(
 ) -> None:
     """Ask a question about documents, or with --questions many at once."""
     if several.questions:
+        refuse_question(arguments[-1])
         from triforce_chat.cli.ask_several import answer_several
 
         form = None if schema is None else read_schema(schema)
@@ -109,6 +111,18 @@ def ask(
     answer(
         documents, question, options, compare_autoregressive, None if schema is None else read_schema(schema)
     )
+
+
+def refuse_question(argument: str) -> None:
+    """Raise UsageError for a question beside ``--questions``, where all arguments are documents."""
+    from glob import glob
+
+    looks_so = argument.rstrip().endswith("?") or " " in argument.strip()
+    if looks_so and not is_document(argument) and not glob(argument):
+        raise UsageError(
+            f"{argument}: no such file; with --questions all arguments are documents: "
+            "write this question into that file, too"
+        )
 
 
 def refuse_loose_words(documents: list[str], question: str) -> None:
@@ -161,6 +175,8 @@ def answer(
 
     ``of_the_whole``: the answer is worth little if only a part of the documents is seen.
     """
+    from triforce_chat.ui.answers import Answered
+
     session, options, screen, run_info = opened(documents, options)
     eviction = session.settings.eviction
     if of_the_whole and eviction and session.context_used > eviction.left:
@@ -172,9 +188,8 @@ def answer(
         )
     session.schema = schema
     show = compare_once if compare else answer_once
-    reason = show(session, question, options, screen, run_info)
-    if reason == "interrupted":
-        raise typer.Exit(Interrupted.exit_code)
+    made = show(session, question, options, screen, run_info)
+    end([Answered(tally, None) for tally in made], as_schema=schema is not None)
 
 
 def opened(
@@ -200,8 +215,8 @@ def opened(
 
 def answer_once(
     session: ChatSession, question: str, options: Options, screen: Screen, run_info: RunInfo
-) -> str:
-    """Show the answer, print its events or its record; returns why it ended."""
+) -> list[Tally]:
+    """Show the answer, print its events or its record; returns its figures."""
     from triforce_chat.chat.records import answer_object, event_object
     from triforce_chat.ui.answer import fold_answer, show_answer
     from triforce_chat.ui.notify import LONG, notify
@@ -224,10 +239,11 @@ def answer_once(
         )
         if screen.detail == "bare":
             advise(session, question, tally.text, options, screen)
-        show_remedy(tally, options, screen)
+        if session.schema is None:  # otherwise the error at the end says it
+            show_remedy(tally, options, screen)
         if time.monotonic() - began >= LONG:
             notify(options.notify, "answered", screen)
-    return tally.finished.reason if tally.finished else "interrupted"
+    return [tally]
 
 
 def advise(session: ChatSession, question: str, answer: str, options: Options, screen: Screen) -> None:
@@ -250,8 +266,8 @@ def show_remedy(tally: Tally, options: Options, screen: Screen) -> None:
 
 def compare_once(
     session: ChatSession, question: str, options: Options, screen: Screen, run_info: RunInfo
-) -> str:
-    """Answer with and without speculation; returns "stop" or "interrupted". Raises ExactnessError."""
+) -> list[Tally]:
+    """Answer with and without speculation; returns the figures of both. Raises ExactnessError."""
     from triforce_chat.chat.records import comparison_object, event_object
     from triforce_chat.ui.compare import fold_comparison, show_comparison
 
@@ -262,9 +278,11 @@ def compare_once(
             print_json(comparison_object(result, planned(run_info, session)))
     else:
         result = show_comparison(items, screen, limit=session.context_limit)
-    if result is not None and result.mismatches:
+    if result is None:
+        raise typer.Exit(Interrupted.exit_code)
+    if result.mismatches:
         raise ExactnessError(f"{result.mismatches} tokens differ from plain decoding beyond rounding")
-    return "stop" if result else "interrupted"
+    return [result.speculative, result.autoregressive]
 
 
 def ignore(_event: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from triforce_chat.cli.ask import opened
+from triforce_chat.cli.ending import end
 from triforce_chat.cli.output import print_json, print_line
 from triforce_chat.cli.run_info import planned
 from triforce_chat.errors import ExactnessError, Interrupted, TriforceError
@@ -54,7 +55,7 @@ def answer_several(
             print_json({"question": questions[number], **made})
 
     items = ask_all(asked, parallel, as_json or screen.detail != "bare")
-    end(answered(items, questions, options, screen, print_answer))
+    end(answered(items, questions, options, screen, print_answer), as_schema=schema is not None)
 
 
 def answered(
@@ -82,15 +83,6 @@ def answered(
     return show_answers(items, questions, screen)
 
 
-def end(made: Sequence[Answered]) -> None:
-    """Exit as interrupted if an answer was, else as the first error wants, if there was one."""
-    errors = [each.error for each in made if each.error]
-    if not all(each.whole for each in made):
-        raise typer.Exit(Interrupted.exit_code)
-    if errors:
-        raise typer.Exit(errors[0].exit_code)
-
-
 def compare_several(
     session: ChatSession,
     questions: Sequence[str],
@@ -110,7 +102,7 @@ def compare_several(
     for side in sides:
         if not (options.json or options.jsonl):
             print_line(screen.out, "without speculation:" if made else "with speculation:")
-        watch = Watch(ask_all(asked, parallel, sources=False, plain=bool(made)))
+        watch = Stopwatch(ask_all(asked, parallel, sources=False, plain=bool(made)))
         made.append(answered(iter(watch), questions, options, screen, lambda *_: None, side))
         times.append(watch.seconds)
         if not all(each.whole for each in made[-1]):
@@ -130,10 +122,10 @@ def compare_several(
         print_line(screen.out, total(results, *times))
     if mismatches := sum(each.mismatches for each in results):
         raise ExactnessError(f"{mismatches} tokens differ from plain decoding beyond rounding")
-    end(made[0])
+    end(made[0], as_schema=session.schema is not None)
 
 
-class Watch:
+class Stopwatch:
     """Passes items on and measures from the first one of a question to the last."""
 
     def __init__(self, items: Iterator[Item]) -> None:

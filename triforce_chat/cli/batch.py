@@ -14,7 +14,7 @@ from triforce_chat.cli.batch_job import BatchJob
 from triforce_chat.cli.batch_plans import BatchFiles, Plan, plan_of
 from triforce_chat.cli.engines import compile_ahead, fetch, with_shown_model
 from triforce_chat.cli.options import PARALLEL, Parallel
-from triforce_chat.cli.output import print_record, screen_of
+from triforce_chat.cli.output import print_record, screen_of, show_warning
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
 from triforce_chat.settings.settings import AUTO
@@ -83,6 +83,8 @@ def batch(
     if how.ray is not None:
         check_ray(options)
     plan = plan_of(paths, documents or [])
+    for line in plan.skipped:
+        show_warning(options, screen_of(options), line)
     shared = () if paths.requests is None else tuple(documents or ())
     job = BatchJob(options, options.model == AUTO, paths.requests, shared, how.parallel)
     run = Run(plan, job, how)

@@ -42,13 +42,14 @@ class BatchFiles:
 
 
 class BookPlan:
-    """Every question about every book."""
+    """Every question about every book; empty ones of folders and patterns are skipped with a line for each."""
 
     has_books = True
 
     def __init__(self, paths: BatchFiles, named: list[str]) -> None:
         from triforce_chat.batch.books import book_lines, read_lines
-        from triforce_chat.documents.files import find_files
+        from triforce_chat.documents.files import find_files, named_themselves, read_found
+        from triforce_chat.documents.reader import not_empty
 
         if "-" in named:
             raise UsageError("batch reads files, not standard input")
@@ -57,9 +58,12 @@ class BookPlan:
             raise UsageError("no question given; use --question, --questions or --requests")
         if not all(question.strip() for question in questions):
             raise UsageError("a question is empty")
-        files = find_files([*named, *(read_lines(paths.files) if paths.files else [])])
-        if not files:
+        named = [*named, *(read_lines(paths.files) if paths.files else [])]
+        found, own = find_files(named), named_themselves(named)
+        if not found:
             raise UsageError("no book given; name files, folders or patterns")
+        # An empty file that was named itself gets lines with an error, as all that cannot be read.
+        files, self.skipped = read_found(found, [], lambda file: file if file in own else not_empty(file))
         self._out = paths.out
         self.lines: Sequence[Line] = book_lines(files, list(dict.fromkeys(questions)))
 
@@ -78,6 +82,7 @@ class RequestPlan:
     """Every request of a file, all about the same documents, if any."""
 
     has_books = False
+    skipped: Sequence[str] = ()
 
     def __init__(self, paths: BatchFiles, named: list[str]) -> None:
         from triforce_chat.batch.requests import request_lines

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from triforce_chat.cli.ask_several import end
+from triforce_chat.cli.ending import end
 from triforce_chat.cli.engines import compile_ahead, open_session, with_shown_model
 from triforce_chat.cli.output import print_json, print_line, screen_of
 from triforce_chat.cli.reading import read_all

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from triforce_chat.cli.failures import failures
-from triforce_chat.cli.options import Debug, Json, Yes
+from triforce_chat.cli.options import App, Debug, Json, Yes
 from triforce_chat.cli.output import confirm_deletion, print_record, screen_of
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from triforce_chat.storage.kv.cache_directory import CacheDirectory, CachedText
 
-app = typer.Typer(help="The cache of documents already read.", no_args_is_help=True)
+app = App(help="The cache of documents already read.", no_args_is_help=True)
 
 
 @app.command("ls")
 def list_texts(json: Json = False, debug: Debug = False) -> None:
     """List the cached texts, latest first."""
     with failures(debug):
-        from triforce_chat.models import kept_files
+        from triforce_chat.models import metadata_cache
 
         cache = open_cache()
         texts, used = cache.texts(), cache.used()
@@ -44,8 +44,8 @@ def list_texts(json: Json = False, debug: Debug = False) -> None:
             screen.out.print(WholeWords(table_of(texts)))
         usage = f"{readable(used)} of at most {readable(limit)} in {cache.folder}"
         screen.err.print(usage, markup=False, style="dim", soft_wrap=True)
-        if read := kept_files.kept_size():
-            beside = f"{readable(read)} of what was read of models' small files in {kept_files.kept_folder()}"
+        if read := metadata_cache.metadata_size():
+            beside = f"{readable(read)} of what was read of models' small files in {metadata_cache.metadata_folder()}"
             screen.err.print(beside, markup=False, style="dim", soft_wrap=True)
 
 
@@ -70,7 +70,7 @@ def remove(
             confirm_deletion(f"Delete {named(texts)}?")
         freed = cache.remove(texts)
         if everything:
-            from triforce_chat.models.kept_files import discard_all
+            from triforce_chat.models.metadata_cache import discard_all
 
             freed += cache.collect() + discard_all()
         typer.echo(f"{readable(freed)} freed", err=True)
@@ -89,7 +89,7 @@ def collect(
     What was read of the small files of models that are gone is deleted, too.
     """
     with failures(debug):
-        from triforce_chat.models.kept_files import discard_stale
+        from triforce_chat.models.metadata_cache import discard_stale
 
         cache = open_cache(None if size is None else size * GIGABYTE)
         typer.echo(f"{readable(cache.collect() + discard_stale())} freed", err=True)

@@ -108,7 +108,7 @@ class CannotStart(Exception):
 
 def talk_in(opener: SessionOpener, start: Start, screen: Screen) -> Start | int:
     """One conversation in the session that ``opener`` has opened. Raises CannotStart."""
-    from triforce_chat.ui.repl import Habits, Labels, Repl
+    from triforce_chat.ui.repl import Labels, Preferences, Repl
 
     try:
         options = opener.options(start.options, start.given)
@@ -123,7 +123,7 @@ def talk_in(opener: SessionOpener, start: Start, screen: Screen) -> Start | int:
         lambda: Labels(label, session.settings.stack),
         writable_history(),
         surroundings(opener, conversation, label),
-        Habits(options.vi, options.notify),
+        Preferences(options.vi, options.notify),
     )
     interactive = sys.stdin is not None and sys.stdin.isatty()
     code = repl.run() if interactive else repl.run_lines(sys.stdin or ())

@@ -12,12 +12,12 @@ from typing import Annotated
 import typer
 
 from triforce_chat.cli.failures import failures
-from triforce_chat.cli.options import Debug, Json
+from triforce_chat.cli.options import App, Debug, Json
 from triforce_chat.cli.output import print_line, print_record, screen_of
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
 
-app = typer.Typer(
+app = App(
     help="Show and edit your settings.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -241,7 +241,7 @@ def open_session(
         # A seed is worth nothing in the next process without the times that this one went by.
         calibrations=forgotten_calibrations
         if options.no_cache and options.seed is None
-        else kept_calibrations,
+        else stored_calibrations,
         before_weights=partial(refuse_early, [*documents, *coming], options),
     )
     from triforce_chat.chat.session import ChatSession
@@ -267,7 +267,7 @@ def refuse_early(documents: list[Document], options: Options, context: int, toke
     check_before_weights(documents, form.encode_each, options.max_tokens, context)
 
 
-def kept_calibrations(target: LoadedModel, draft: LoadedModel | None, ranks: int) -> CalibrationFile:
+def stored_calibrations(target: LoadedModel, draft: LoadedModel | None, ranks: int) -> CalibrationFile:
     """The store of what planners measure that all processes of the user share."""
     from triforce_chat.loading.calibration_file import CalibrationFile, about
 

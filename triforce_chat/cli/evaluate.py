@@ -12,12 +12,12 @@ import typer
 
 from triforce_chat.cli.engines import (
     compile_ahead,
-    kept_calibrations,
     open_engine,
     require_one_process,
+    stored_calibrations,
     with_shown_model,
 )
-from triforce_chat.cli.options import Documents, command, parse_list
+from triforce_chat.cli.options import App, Documents, command, parse_list
 from triforce_chat.cli.output import TABLE_WIDTH, print_record, screen_of, show_notes
 from triforce_chat.cli.reading import read_all
 from triforce_chat.errors import UsageError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from triforce_chat.settings.settings import Settings
     from triforce_chat.ui.terminal import Screen
 
-app = typer.Typer(
+app = App(
     help="Measure a model's quality by context length, and how often its drafts are accepted.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -262,7 +262,7 @@ def acceptance(
     screen = screen_of(options)
     texts = read_all(documents, options, screen)
     options = with_shown_model(options, screen)
-    capacity, kept = max(lengths) + tokens, kept_calibrations if ranks else None
+    capacity, kept = max(lengths) + tokens, stored_calibrations if ranks else None
     engine, loaded = opened(options.settings, capacity, screen, kept)
     from triforce_chat.engine.cache.layout import Budget
     from triforce_chat.lab.evaluation import runs

@@ -10,7 +10,7 @@ import typer
 
 from triforce_chat.cli.complete import models
 from triforce_chat.cli.failures import failures
-from triforce_chat.cli.options import Debug, Json, Yes
+from triforce_chat.cli.options import App, Debug, Json, Yes
 from triforce_chat.cli.output import confirm_deletion, print_line, print_record, screen_of, show_notes
 from triforce_chat.errors import ModelError, TriforceError
 from triforce_chat.settings.options import Options
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from triforce_chat.settings.settings import Settings
     from triforce_chat.ui.terminal import Screen
 
-app = typer.Typer(help="List, download and delete named models.", no_args_is_help=True)
+app = App(help="List, download and delete named models.", no_args_is_help=True)
 
 Name = Annotated[
     str,
@@ -149,7 +149,7 @@ def remove(
 ) -> None:
     """Delete a model from this machine, but neither its draft nor a GGUF file that was converted."""
     with failures(debug):
-        from triforce_chat.models import inventory, kept_files
+        from triforce_chat.models import inventory, metadata_cache
 
         folders, others = to_remove(name)
         size = readable(sum(inventory.size_of(folder) for folder in folders))
@@ -157,7 +157,7 @@ def remove(
         if not yes:
             confirm_deletion(f"Delete {', '.join(map(str, folders))} ({size}{used_by})?")
         inventory.remove(folders)
-        kept_files.discard_stale()
+        metadata_cache.discard_stale()
 
 
 def to_remove(name: str) -> tuple[list[Path], list[str]]:

@@ -6,9 +6,11 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterable
 from functools import partial, wraps
+from itertools import chain
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from triforce_chat.cli.complete import among, answering, drafts
 from triforce_chat.cli.engines import follows_rank_zero
@@ -20,7 +22,40 @@ from triforce_chat.settings.specification import SettingSpec
 
 # The values of other settings are in their specifications.
 COMPLETIONS = {"model": answering, "draft": drafts}
-Command = Callable[..., None]
+Run = Callable[..., None]
+UNLIMITED = 10_000  # characters
+
+
+class WholeSentence:
+    """Its line in a list of commands is the whole first sentence about it; Typer would cut that."""
+
+    def get_short_help_str(self, limit: int = 0) -> str:  # noqa: ARG002
+        text: str = super().get_short_help_str(UNLIMITED)  # type: ignore[misc]
+        return text
+
+
+class Command(WholeSentence, TyperCommand):
+    """A command whose usage line names its arguments as their metavars do; Typer adds brackets and dots to them."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [each for each in self.get_params(ctx) if isinstance(each, TyperArgument)]
+        names = [[each.metavar] if each.metavar else each.get_usage_pieces(ctx) for each in arguments]
+        return [self.options_metavar or "", *chain.from_iterable(names)]
+
+
+class Group(WholeSentence, TyperGroup):
+    """Commands under one name."""
+
+
+class App(typer.Typer):
+    """Makes a group of commands of functions."""
+
+    def __init__(self, **details: Any) -> None:
+        super().__init__(cls=Group, **details)
+
+    def command(self, *args: Any, **details: Any) -> Callable[[Any], Any]:
+        return super().command(*args, cls=Command, **details)
+
 
 Documents = Annotated[
     list[str],
@@ -39,7 +74,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
-def command(app: typer.Typer) -> Callable[[Command], Command]:
+def command(app: typer.Typer) -> Callable[[Run], Run]:
     """Register a command with a parameter ``options: Options``, which file and environment contribute to.
 
     The fields of every parameter that is a dataclass become flags, those of Options last.
@@ -47,7 +82,7 @@ def command(app: typer.Typer) -> Callable[[Command], Command]:
     return partial(_register, app)
 
 
-def _register(app: typer.Typer, run: Command) -> Command:
+def _register(app: typer.Typer, run: Run) -> Run:
     flat = flattened(run)
     parameters = inspect.signature(flat).parameters.values()
     contexts = [p.name for p in parameters if p.annotation is typer.Context]
@@ -65,7 +100,7 @@ def _register(app: typer.Typer, run: Command) -> Command:
     return app.command()(_with_signature(called, run, [context, *others]))
 
 
-def flattened(run: Command) -> Command:
+def flattened(run: Run) -> Run:
     """A function whose parameters are those of ``run``, with dataclasses replaced by their fields."""
     own = sorted(inspect.signature(run, eval_str=True).parameters.values(), key=_is_options)
     groups: dict[str, Any] = {p.name: p.annotation for p in own if dataclasses.is_dataclass(p.annotation)}
@@ -107,7 +142,7 @@ def _flag(spec: SettingSpec) -> inspect.Parameter:
     )
 
 
-def _with_signature(function: Command, run: Command, parameters: Iterable[inspect.Parameter]) -> Command:
+def _with_signature(function: Run, run: Run, parameters: Iterable[inspect.Parameter]) -> Run:
     """``function`` under the name and the description of ``run``, with these parameters for Typer to read."""
     named = wraps(run)(function)
     keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]

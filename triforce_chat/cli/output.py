@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from triforce_chat.ui.terminal import Screen
 
 TABLE_WIDTH = 170  # characters that wide tables need
+UNLIMITED = 10_000  # columns
 
 
 def print_json(value: dict[str, Any]) -> None:
@@ -35,8 +36,11 @@ def print_record(record: dict[str, Any]) -> None:
 
 
 def screen_of(options: Options) -> Screen:
-    """Standard output and standard error, as detailed as the options and the terminal allow."""
-    from triforce_chat.ui.terminal import OutputConsole, Screen
+    """Standard output and standard error, as detailed as the options and the terminal allow.
+
+    What is no terminal has no width: whatever ``COLUMNS`` says, a program that reads a table gets its cells whole.
+    """
+    from triforce_chat.ui.terminal import OutputConsole, Screen, is_terminal
     from triforce_chat.ui.theme import THEME
 
     for stream in (sys.stdout, sys.stderr):
@@ -44,7 +48,12 @@ def screen_of(options: Options) -> Screen:
             stream.reconfigure(errors="replace")
     quiet = options.quiet or options.json or options.jsonl
     colours: Any = {"color_system": None} if options.plain else {"theme": THEME}
-    out, err = (OutputConsole(stderr=stderr, **colours) for stderr in (False, True))
+    out, err = (
+        OutputConsole(
+            stderr=stream is sys.stderr, width=None if is_terminal(stream) else UNLIMITED, **colours
+        )
+        for stream in (sys.stdout, sys.stderr)
+    )
     return Screen.of(out, err, plain=options.plain, quiet=quiet)
 
 

@@ -97,7 +97,7 @@ def checked(target: Description, name: str) -> Description:
 
 def notes_of(request: PlanRequest, made: MemoryPlan) -> Iterator[str]:
     """What a load with these settings would say about them, and where else it would be another one."""
-    from triforce_chat.loading.vain_settings import expanded_file, kept_where, without_effect
+    from triforce_chat.loading.ineffective_settings import expanded_file, kept_where, without_effect
 
     settings, target, (device, dtype, _) = request.settings, request.target, request.machine
     yield from without_effect(settings, target, device)

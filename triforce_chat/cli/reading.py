@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from triforce_chat.cli.output import show_warning
+from triforce_chat.cli.output import show_notes, show_warning
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
 
@@ -22,9 +22,13 @@ def read_all(paths: list[str], options: Options, screen: Screen) -> list[Documen
     Empty files of a folder or a pattern are skipped with a warning. Raises DocumentError and UsageError.
     """
     from triforce_chat.documents.files import find_files, read_found
+    from triforce_chat.documents.reader import STDIN
+    from triforce_chat.ui.terminal import is_terminal
 
-    if paths.count("-") > 1:
+    if paths.count(STDIN) > 1:
         raise UsageError("standard input can be read only once")
+    if STDIN in paths and sys.stdin is not None and is_terminal(sys.stdin):
+        show_notes(["type or paste the text; Ctrl-D on a line of its own ends it"], screen)
     files = find_files(paths)
     busy = screen.err.status("reading images") if options.ocr and screen.detail == "live" else nullcontext()
     with busy:
@@ -45,8 +49,7 @@ def read_one(path: str, options: Options, pages: str | None, several: bool = Fal
     from triforce_chat.documents.chapters import chosen, only, until
 
     ranges = parse_pages(pages) if pages else None
-    stdin = sys.stdin.buffer if path == "-" else None
-    document = read(path, password=options.password, stdin=stdin, ocr=options.ocr)
+    document = read(path, password=options.password, ocr=options.ocr)
     if options.chapters is not None:
         document = only(document, chosen(document, options.chapters))
     if options.until is not None:

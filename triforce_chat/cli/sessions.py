@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from triforce_chat.cli.failures import failures
-from triforce_chat.cli.options import Debug, Json, Yes
+from triforce_chat.cli.options import App, Debug, Json, Yes
 from triforce_chat.cli.output import confirm_deletion, print_line, print_record, screen_of
+from triforce_chat.errors import UsageError
 from triforce_chat.settings.options import Options
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from triforce_chat.storage.sessions.catalog import Catalog
     from triforce_chat.storage.sessions.values import SessionRecord, SessionSummary
 
-app = typer.Typer(help="Past chats: list, read, search, copy, export, delete.", no_args_is_help=True)
+app = App(help="Past chats: list, read, search, copy, export, delete.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="As 'sessions ls' shows it.")]
 OrLast = Annotated[
@@ -47,6 +48,8 @@ def list_sessions(json: Json = False, debug: Debug = False) -> None:
             from triforce_chat.ui.tables import WholeWords
 
             screen_of(Options()).out.print(WholeWords(table_of(summaries)))
+        else:
+            print_line(screen_of(Options()).err, catalog.which())
 
 
 @app.command("show")
@@ -89,12 +92,16 @@ def fork(
 
 @app.command("rm")
 def remove(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="As 'sessions ls' shows them.")],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="As 'sessions ls' shows them.")
+    ] = None,
     yes: Yes = False,
     debug: Debug = False,
 ) -> None:
     """Delete sessions, and the documents that no other session has."""
     with failures(debug), opened() as catalog:
+        if not names:
+            raise UsageError(f"name the sessions to delete; {catalog.which()}")
         summaries = [catalog.find(name) for name in dict.fromkeys(names)]
         turns = sum(summary.turns for summary in summaries)
         if not yes:

@@ -11,7 +11,7 @@ import typer
 
 from triforce_chat.cli.complete import models
 from triforce_chat.cli.failures import failures
-from triforce_chat.cli.options import flattened, parse_list
+from triforce_chat.cli.options import App, flattened, parse_list
 from triforce_chat.errors import UsageError
 from triforce_chat.settings.settings import Settings
 
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from triforce_chat.lab.training.draft import DraftRecipe
     from triforce_chat.models.load import LoadedModel
 
-app = typer.Typer(
-    help="Train a long-context adapter or a draft model.", no_args_is_help=True, rich_markup_mode=None
-)
+app = App(help="Train a long-context adapter or a draft model.", no_args_is_help=True, rich_markup_mode=None)
 
 Data = Annotated[
     list[Path], typer.Option("--data", help="Text files, or folders of text files; may be repeated.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.engines import compile_ahead, kept_calibrations, open_answering, with_shown_model
+from triforce_chat.cli.engines import compile_ahead, open_answering, stored_calibrations, with_shown_model
 from triforce_chat.cli.options import parse_list
 from triforce_chat.cli.output import print_record, screen_of, show_warning
 from triforce_chat.cli.reading import read_all
@@ -48,7 +48,7 @@ def tune(
     options = with_shown_model(options, screen)
     warn = partial(show_warning, options, screen)
     engine, loaded, _ = open_answering(
-        EngineSpec(options.settings), screen, warn=warn, calibrations=kept_calibrations
+        EngineSpec(options.settings), screen, warn=warn, calibrations=stored_calibrations
     )
     given = loaded.tokenizer.encode(text or prompt("verify"), add_special_tokens=False)
     lengths = lengths or [min(len(given) if text else CONTEXT, room(engine))]

@@ -92,7 +92,8 @@ def memory() -> Iterator[CheckResult]:
 def terminal(screen: Screen) -> Iterator[CheckResult]:
     console = screen.out
     kind = os.environ.get("TERM", "unknown")
-    message = f"{kind}, {console.width} columns, {console.color_system or 'no colour'}, {console.encoding}"
+    size = "not for this output" if screen.detail == "bare" else f"{console.width} columns"
+    message = f"{kind}, {size}, {console.color_system or 'no colour'}, {console.encoding}"
     if not console.encoding.lower().startswith("utf"):
         yield warning("terminal", message, "set a UTF-8 locale, for example LANG=C.UTF-8")
     elif console.width < MIN_COLUMNS:

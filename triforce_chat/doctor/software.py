@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from triforce_chat import __version__
 from triforce_chat.doctor.check_result import CheckResult, ok, problem, warning
 from triforce_chat.errors import ModelError
+from triforce_chat.ui.formatting import count
 
 PACKAGE = "triforce-chat"
 REINSTALL = "pip install --force-reinstall {}".format  # of one package
@@ -32,7 +33,9 @@ def torch() -> Iterator[CheckResult]:
         return
     onednn = "oneDNN" if torch.backends.mkldnn.is_available() else "no oneDNN"
     capability = torch.backends.cpu.get_cpu_capability()
-    yield ok("torch", f"{torch.__version__}, {capability}, {torch.get_num_threads()} threads, {onednn}")
+    yield ok(
+        "torch", f"{torch.__version__}, {capability}, {count(torch.get_num_threads(), 'thread')}, {onednn}"
+    )
 
 
 def transformers() -> Iterator[CheckResult]:
@@ -100,7 +103,7 @@ def cpu_kernels() -> Iterator[CheckResult]:
     """The kernels that multiply quantized weights on a CPU, which are compiled once."""
     from triforce_chat.engine.cpu_kernels import compiled
 
-    kept = compiled.kept_file()
+    kept = compiled.library_file()
     reason = compiled.obstacle()
     if kept.is_file():
         yield ok("kernels", f"compiled, in {kept}")

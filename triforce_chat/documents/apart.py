@@ -73,13 +73,13 @@ def request(data: bytes, kind: str, password: str | None, ocr: bool = False) -> 
 def parsed(answer: bytes) -> Parsed:
     """What the process said; one that died without a word did so because of the file."""
     try:
-        said: dict[str, Any] = json.loads(answer.decode("utf-8", "surrogatepass"))
+        fields: dict[str, Any] = json.loads(answer.decode("utf-8", "surrogatepass"))
     except ValueError:
         raise Damaged from None
-    if "refused" in said:
-        raise DocumentError(said["refused"])
-    if "damaged" in said:
-        raise Damaged(said["damaged"])
-    tuples = {name: tuple(said[name]) for name in ("texts", "broken", "notices", "garbled")}
-    headings = tuple(Heading(**each) for each in said["headings"])
-    return Parsed(**{**said, **tuples, "headings": headings})
+    if "refused" in fields:
+        raise DocumentError(fields["refused"])
+    if "damaged" in fields:
+        raise Damaged(fields["damaged"])
+    tuples = {name: tuple(fields[name]) for name in ("texts", "broken", "notices", "garbled")}
+    headings = tuple(Heading(**each) for each in fields["headings"])
+    return Parsed(**{**fields, **tuples, "headings": headings})

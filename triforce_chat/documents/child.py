@@ -78,14 +78,14 @@ def answer(asked: bytes) -> bytes:
     wanted = json.loads(head)
     try:
         with quiet():
-            said = asdict(parser(wanted["kind"], wanted["password"], wanted["ocr"])(data).bounded())
-        return _told(said)
+            parsed = asdict(parser(wanted["kind"], wanted["password"], wanted["ocr"])(data).bounded())
+        return _encoded(parsed)
     except DocumentError as error:
-        return _told({"refused": str(error)})
+        return _encoded({"refused": str(error)})
     except MemoryError:
-        return _told({"refused": f"needs more than {MEMORY >> 30} GiB of memory to be read; refused"})
+        return _encoded({"refused": f"needs more than {MEMORY >> 30} GiB of memory to be read; refused"})
     except Exception as error:  # parsers meet hostile bytes: any of their failures is the document's
-        return _told({"damaged": type(error).__name__})
+        return _encoded({"damaged": type(error).__name__})
 
 
 def parser(kind: str, password: str | None, ocr: bool) -> Callable[[bytes], Parsed]:
@@ -112,5 +112,5 @@ def parser(kind: str, password: str | None, ocr: bool) -> Callable[[bytes], Pars
     return parse_markdown if kind == "Markdown" else parse_text
 
 
-def _told(said: dict[str, Any]) -> bytes:
-    return json.dumps(said, ensure_ascii=False).encode("utf-8", "surrogatepass")
+def _encoded(parsed: dict[str, Any]) -> bytes:
+    return json.dumps(parsed, ensure_ascii=False).encode("utf-8", "surrogatepass")

@@ -130,6 +130,6 @@ def _texts(chapters: Mapping[str, Parsed]) -> tuple[list[str], dict[str, list[in
 
 
 def _notices(chapters: Iterable[Parsed], missing: int) -> tuple[str, ...]:
-    said = dict.fromkeys(notice for chapter in chapters for notice in chapter.notices)
+    notices = dict.fromkeys(notice for chapter in chapters for notice in chapter.notices)
     lost = f"{missing} chapter file{'s' * (missing > 1)} missing from the EPUB"
-    return (*said, *([lost] if missing else []))
+    return (*notices, *([lost] if missing else []))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from triforce_chat.documents.addresses import is_url
-from triforce_chat.documents.model import Document
 from triforce_chat.documents.reader import EXTENSIONS, EmptyFile
 from triforce_chat.errors import DocumentError
 
+Read = TypeVar("Read")
 IN_FOLDERS = {*EXTENSIONS, ".txt"}  # the files of a folder that are documents
 
 
@@ -23,25 +24,29 @@ def find_files(named: Sequence[str]) -> list[str]:
 
 
 def read_found(
-    files: Sequence[str], named: Sequence[str], read: Callable[[str], Document]
-) -> tuple[list[Document], list[str]]:
-    """(the documents of files that were found for ``named``, a line for each file that was skipped).
+    files: Sequence[str], named: Sequence[str], read: Callable[[str], Read]
+) -> tuple[list[Read], list[str]]:
+    """(what ``read`` makes of files that were found for ``named``, a line for each file that was skipped).
 
     Skipped are empty files that a folder or a pattern brought along. Raises what ``read`` does, for an empty file that
     was named itself, too, and DocumentError if all files are empty.
     """
-    own = {*named, *(os.path.normpath(os.path.expanduser(each)) for each in named)}
-    documents, empty = [], []
+    own, made, empty = named_themselves(named), [], []
     for file in files:
         try:
-            documents.append(read(file))
+            made.append(read(file))
         except EmptyFile as error:
             if file in own or len(files) == 1:
                 raise
             empty.append(f"{error}, skipped")
-    if empty and not documents:
+    if empty and not made:
         raise DocumentError(f"nothing to read: all {len(empty)} files found are empty")
-    return documents, empty
+    return made, empty
+
+
+def named_themselves(named: Sequence[str]) -> set[str]:
+    """How ``find_files`` calls a file that was named by its own path, not found in a folder or through a pattern."""
+    return {*named, *(os.path.normpath(os.path.expanduser(each)) for each in named)}
 
 
 def _files(named: str) -> Iterator[str]:

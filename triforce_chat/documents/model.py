@@ -92,9 +92,9 @@ class Document:
         """One line that names everything the reader of these pages would miss, or None."""
         silent = [number for number in self.empty_pages if number not in (*self.broken, *self.garbled)]
         lines = [
-            self._told(silent, "contains no text: scanned?", "contain no text: scanned?"),
-            self._told(self.broken, "is damaged and left out", "are damaged and left out"),
-            self._told(self.garbled, f"has {GARBLED}", f"have {GARBLED}"),
+            self._notice(silent, "contains no text: scanned?", "contain no text: scanned?"),
+            self._notice(self.broken, "is damaged and left out", "are damaged and left out"),
+            self._notice(self.garbled, f"has {GARBLED}", f"have {GARBLED}"),
             *self.notices,
         ]
         return "; ".join(line for line in lines if line) or None
@@ -130,11 +130,11 @@ class Document:
         if self.unit != "page":
             return "contains no text"
         if self.garbled:
-            return self._told(numbers, f"has {GARBLED}", f"have {GARBLED}")
+            return self._notice(numbers, f"has {GARBLED}", f"have {GARBLED}")
         advice = "no text; if this is a scan, try --ocr or run OCR on it first"
-        return self._told(numbers, f"contains {advice}", f"contain {advice}")
+        return self._notice(numbers, f"contains {advice}", f"contain {advice}")
 
-    def _told(self, numbers: Sequence[int], one: str, many: str) -> str:
+    def _notice(self, numbers: Sequence[int], one: str, many: str) -> str:
         if not numbers:
             return ""
         return f"{self.unit}{'s' * (len(numbers) > 1)} {fold(numbers)} {many if len(numbers) > 1 else one}"

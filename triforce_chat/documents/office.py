@@ -16,6 +16,8 @@ from triforce_chat.errors import DocumentError
 
 LEVELS = 6
 DEEPEST = 20  # groups of shapes, or lists, within each other
+# What PowerPoint writes and python-docx makes up where no title was given; the file's own name says more.
+NO_TITLES = ("PowerPoint Presentation", "Word Document")
 _HEADING = re.compile(r"heading ([1-9])", re.I)
 _FOOTNOTES = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/footnotes"
 _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
@@ -33,7 +35,7 @@ def parse_docx(data: bytes) -> Parsed:
             _paragraph(flow, block.text, *_style(block.style.name if block.style else ""))
     for note in _footnotes(document):
         _paragraph(flow, note)
-    return _parsed(flow, document.core_properties.title)
+    return _parsed(flow, _title(document))
 
 
 def parse_pptx(data: bytes) -> Parsed:
@@ -45,10 +47,12 @@ def parse_pptx(data: bytes) -> Parsed:
         texts.append("".join(f"{line}\n" for line in _slide_lines(slide)))
         title = slide.shapes.title.text_frame.text if slide.shapes.title is not None else ""
         headings += _slide_heading(title, texts[-1], number)
-    title = presentation.core_properties.title
-    return Parsed(
-        texts, "" if title == "PowerPoint Presentation" else title, "page", headings=tuple(headings)
-    )
+    return Parsed(texts, _title(presentation), "page", headings=tuple(headings))
+
+
+def _title(document: Any) -> str:
+    title: str = document.core_properties.title
+    return "" if title in NO_TITLES else title
 
 
 def parse_odf(data: bytes) -> Parsed:

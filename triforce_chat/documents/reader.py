@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import PurePath
 from types import MappingProxyType
@@ -93,6 +94,17 @@ def read(
     return replace(document.with_text(), title=title)
 
 
+def not_empty(path: str) -> str:
+    """The path again, of whatever has to be read to know more. Raises EmptyFile for a file without any text."""
+    if os.path.isfile(path):  # whoever opens a pipe waits
+        with suppress(OSError), open(path, "rb") as file:
+            while block := file.read(HEAD):
+                if block.strip():
+                    return path
+            raise _empty(_shown(path), file.tell() > 0)
+    return path
+
+
 def _headings(parsed: Parsed) -> Iterator[Heading]:
     for heading in parsed.headings[:MAX_HEADINGS]:
         title = _line(heading.title)
@@ -165,6 +177,8 @@ def _fetch(source: str, name: str, stdin: BinaryIO | None) -> tuple[bytes, str]:
 
 def _bytes(source: str, stdin: BinaryIO | None) -> bytes:
     if source == STDIN:
+        if stdin is None and sys.stdin is None:
+            raise ValueError("it is closed")
         return (stdin or sys.stdin.buffer).read(MAX_INPUT + 1)
     with open(os.path.expanduser(source), "rb") as file:
         return file.read(MAX_INPUT + 1)
@@ -172,10 +186,14 @@ def _bytes(source: str, stdin: BinaryIO | None) -> bytes:
 
 def _checked(data: bytes, name: str) -> bytes:
     if not data.strip():
-        raise EmptyFile(f"{name}: {'contains no text' if data else 'empty'}")
+        raise _empty(name, bool(data))
     if len(data) > MAX_INPUT:
         raise DocumentError(f"{name}: larger than {MAX_INPUT >> 20} MiB")
     return data
+
+
+def _empty(name: str, has_bytes: bool) -> EmptyFile:
+    return EmptyFile(f"{name}: {'contains no text' if has_bytes else 'empty'}")
 
 
 def _reason(error: Exception) -> str:

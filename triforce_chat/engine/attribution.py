@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.storage import KVCache, KVView
+from triforce_chat.engine.cache.kv_cache import KVCache
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.events import Retraced
 from triforce_chat.engine.forward.attention import causal_tail
 from triforce_chat.engine.forward.runner import Runner

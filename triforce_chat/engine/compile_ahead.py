@@ -23,8 +23,10 @@ from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.quantization import BITS
 from triforce_chat.engine.cache.quantized import QuantizedKV
 from triforce_chat.engine.cache.quantized_copy import COPY_BITS, LATEST
+from triforce_chat.engine.cache.query_ring import QueryRing
 from triforce_chat.engine.cache.selection import MeanKey, select
-from triforce_chat.engine.cache.storage import KVBuffer, KVPool, QuantizedGroups, QueryRing, Shape, WriteSlot
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer, KVPool, QuantizedGroups, WriteSlot
 from triforce_chat.engine.cuda_graph import (
     SIZES,
     TREE_DEPTHS,
@@ -44,7 +46,7 @@ from triforce_chat.engine.group import SingleRank
 from triforce_chat.engine.kernels import (
     Ancestors,
     Drawing,
-    TreeLevel,
+    TreeRows,
     draw_children,
     draw_token,
     dry,
@@ -57,6 +59,7 @@ from triforce_chat.engine.tree import words_of
 
 META = torch.device("meta")
 MOST_WORKERS = 8  # processes that compile
+TICKET = 2  # bytes of a launch's number
 FED = 9  # most rows of a forward inside of a captured draft
 LOOKUP_ORDERS = 8  # tokens of a match
 LOOKED_UP = (
@@ -111,6 +114,7 @@ class Kernels:
     ranks: int = 1  # that share the model
     layers: Sequence[Formats] = ({},)  # of its blocks that differ in the formats of their matrices
     sequences: int = 1  # most of them whose forwards run together
+    rows: int = USUAL  # of the largest forward that is captured, but for trees
     quantized_copy: bool = False  # forwards also read one of the full cache
     own: int = 0  # tokens of each after those in the first buffer that all share; 0: they share nothing
     trees: int = 0  # tokens of the largest token tree that it verifies; a draft model also draws them
@@ -136,20 +140,33 @@ def compile_all(models: Iterable[Kernels], capability: tuple[int, int], shared_m
     with dry.without_gpu(10 * major + minor, shared_memory):
         for model in models:
             found = dry.recorded(partial(launch, model))
-            fresh = [found[key] for key in found.keys() - known]
+            fresh = [found[key] for key in found if key not in known]  # in the order of their launches
             known |= found.keys()
-            children += [forked(fresh[first::workers]) for first in range(min(workers, len(fresh)))]
+            children += begun(fresh, workers)
     for child in children:
         os.waitpid(child, 0)
 
 
-def forked(launches: Sequence[dry.Launch]) -> int:
-    """Compile in a child process; returns its number."""
+def begun(launches: Sequence[dry.Launch], workers: int) -> list[int]:
+    """Begin to compile in child processes, each of which takes the next launch when it is done with one.
+
+    Some take ten times as long as others. Returns the numbers of the processes.
+    """
+    taking, giving = os.pipe()
+    os.write(giving, b"".join(at.to_bytes(TICKET) for at in range(len(launches))))
+    os.close(giving)  # so that there is an end
+    children = [forked(launches, taking) for _ in range(min(workers, len(launches)))]
+    os.close(taking)
+    return children
+
+
+def forked(launches: Sequence[dry.Launch], tickets: int) -> int:
+    """Compile in a child process what tickets say that are read from a pipe; returns its number."""
     if child := os.fork():
         return child
     try:
-        for each in launches:
-            each.compile()
+        while ticket := os.read(tickets, TICKET):
+            launches[int.from_bytes(ticket)].compile()
     except BaseException:
         os._exit(1)
     os._exit(0)
@@ -181,12 +198,12 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
         if at == 0 and shape.kv_format in BITS:
             slot = quantized(shape, buffer.capacity)
         assert slot
-        forwards(decoder, slot._replace(queries=QueryRing(shape, USUAL)))
+        forwards(decoder, slot._replace(queries=QueryRing(shape, USUAL)), kernels.rows)
         if kernels.trees:
             of_trees(decoder, buffer, kernels.sizes.vocabulary, kernels.trees)
     if kernels.quantized_copy:
         groups = QuantizedGroups(shape, buffers[0].capacity, COPY_BITS)
-        forwards(decoder, WriteSlot(KVBuffer(shape, LATEST), 0, before=groups))
+        forwards(decoder, WriteSlot(KVBuffer(shape, LATEST), 0, before=groups), kernels.rows)
     if kernels.sequences > 1 and group.size == 1:
         together(decoder, shape, buffers[0], kernels)
     if kernels.drawn:
@@ -292,17 +309,17 @@ def selected(decoder: Decoder, shape: Shape, buffer: KVBuffer, kernels: Kernels)
     budget = kernels.retrieval
     assert budget
     mass = fading_mass(shape, buffer.capacity, budget.chunk, HALF_LIFE)
-    forwards(decoder, WriteSlot(buffer, 0, QueryRing(shape, USUAL), mass=mass))
+    forwards(decoder, WriteSlot(buffer, 0, QueryRing(shape, USUAL), mass=mass), kernels.rows)
     listed = slot_list(shape, budget)
     for each in (decoder, decoder.quantized()) if kernels.int8 else (decoder,):
         forwards(each, WriteSlot(buffer, 0, QueryRing(shape, USUAL), listed=listed))
 
 
-def forwards(decoder: Decoder, slot: WriteSlot) -> None:
-    """Captured forwards of all sizes, and those inside of captured drafts."""
+def forwards(decoder: Decoder, slot: WriteSlot, most: int = USUAL) -> None:
+    """Captured forwards of all sizes up to ``most`` rows, and those inside of captured drafts."""
     forward = ForwardGraphs(decoder, META).forward(slot)
     # The captured sizes, and inside of captured drafts whatever feeds the tokens of the last one again.
-    for rows in sorted({*range(1, FED + 1), *(size for size in SIZES if size <= USUAL)}):
+    for rows in sorted({*range(1, FED + 1), *(size for size in SIZES if size <= most)}):
         ids, at, counted = (torch.zeros(size, dtype=torch.long, device=META) for size in (rows, 3, 1))
         first, position, read = at.split(1)
         steps = torch.arange(rows, device=META)
@@ -318,7 +335,7 @@ def drafts(kernels: Kernels, shape: Shape) -> None:
             small(torch.zeros(rows, dtype=torch.long, device=META), place, 0)
         for rows in (each for each in TREE_WIDTHS if kernels.trees and each <= small.most):
             ids = torch.zeros(rows, dtype=torch.long, device=META)
-            small(ids, place, 0, None, TreeLevel(ids[:, None], 0, 1))
+            small(ids, place, 0, None, TreeRows(ids[:, None], 0, 1))
     kinds = kernels.dtype, torch.int16, torch.float32
     logits, since, probs = (torch.empty(1, kernels.drawn, dtype=kind, device=META) for kind in kinds)
     tokens, numbers = (torch.empty(1, 1, dtype=kind, device=META) for kind in (torch.long, torch.float64))

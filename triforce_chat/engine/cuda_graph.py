@@ -19,12 +19,15 @@ Preparation = Callable[[], object]  # captures one graph, unless that was done o
 # Row counts that are captured. Other counts are padded to the next one, which costs next to nothing, as reading
 # the weights takes the time.
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
+# The same where a draft model is fed what was committed, in pieces of up to USUAL tokens. Any number may come, so all
+# of these are captured before it drafts; its steps are captured by themselves.
+FEEDING = (4, 8, 16, 24)
 # Of a tree's rows: that of its root, and of up to 512 nodes. They are few, as each needs kernels of its own, too, and
 # trees are planned to fill one.
 TREE_SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 65, 96, 128, 129, 192, 256, 257, 384, 512, 513)
 TREE_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # of a level that is drafted: its tokens with children
 TREE_DEPTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32)  # of planned trees: each is a captured draft
-USUAL = 24  # most tokens that are fed to a cache at once where a graph is to take them
+USUAL = FEEDING[-1]  # most tokens that are fed to a cache at once where a graph is to take them
 USUAL_CAPTURE = 0.02  # seconds, until captures were measured
 LONGEST_CAPTURE = 0.1  # seconds that one counts for at most in the average: the first ones compile kernels
 FORGET_CAPTURE = 0.9  # weight of the past in the average

@@ -17,7 +17,8 @@ from triforce_chat.engine.cache.evicting import EvictingCache
 from triforce_chat.engine.cache.eviction import Eviction
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.quantized import storage_for
-from triforce_chat.engine.cache.storage import KVBuffer, KVPool, KVStorage, Shape
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer, KVPool, KVStorage
 from triforce_chat.engine.cuda_graph import SIZES
 from triforce_chat.engine.detokenizer import AnswerText, TextCodec, Thinking
 from triforce_chat.engine.draft import TokenBuffer
@@ -70,7 +71,9 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     stop: Sequence[str] = ()
     spans: Sequence[DocumentSpan] = ()  # of the prompt's documents
-    said: Sequence[int] = ()  # the tokens so far of an answer that was interrupted and is to be continued
+    generated: Sequence[
+        int
+    ] = ()  # the tokens so far of an answer that was interrupted and is to be continued
     past_end: bool = False  # ignore end-of-sequence tokens, to measure answers of equal length
     # For benchmarks: the first tokens that the answer is going to be, accepted as often as if they had been sampled.
     forced: Sequence[int] = ()
@@ -80,7 +83,7 @@ class Request:
     @property
     def history(self) -> Sequence[int]:
         """The tokens before the next one."""
-        return [*self.prompt, *self.said] if self.said else self.prompt
+        return [*self.prompt, *self.generated] if self.generated else self.prompt
 
 
 class Room(Protocol):
@@ -307,7 +310,7 @@ class Engine:
 
     def sampler(self, request: Request) -> Sampler:
         """The sampler of an answer."""
-        start, done = len(request.prompt), len(request.said)
+        start, done = len(request.prompt), len(request.generated)
         return Sampler(request.sampling, start, done, self.executor, bool(request.forced))
 
     def answer(self, request: Request, plain: bool = False) -> Generator[Event, None, None]:
@@ -350,7 +353,7 @@ class Engine:
             reason=answer.reason or "stop",
             prompt_tokens=len(request.history),
             cached_tokens=cached,
-            completion_tokens=len(answer.made),
+            completion_tokens=len(answer.generated),
             prefill_s=ready - started,
             first_token_s=(answer.first or finished) - started,
             decode_s=finished - began,
@@ -426,9 +429,9 @@ class Answer:
         self.engine, self.request, self.top = engine, request, top
         self.sampler = engine.sampler(request)
         self.text = AnswerText(engine.decode, request.stop, request.thinking)
-        self.text.resume(request.said)
+        self.text.resume(request.generated)
         self.most = min(request.max_tokens, engine.context - len(request.history))
-        self.made: list[int] = []
+        self.generated: list[int] = []
         self.first: float | None = None  # time of the first token
         self.reason: FinishReason | None = None if self.most > 0 else "length"
 
@@ -448,7 +451,7 @@ class Answer:
                 if self.reason is not None:
                     break
         finally:
-            self.engine.settle([*self.request.history, *self.made])
+            self.engine.settle([*self.request.history, *self.generated])
 
     def _decode(self, history: TokenBuffer) -> Iterator[list[int]]:
         """The committed tokens of each round, within the constraint of the request."""
@@ -456,24 +459,24 @@ class Answer:
             return iter(())
         constraint = self.request.constraint() if self.request.constraint else None
         if constraint is not None:
-            constraint.advance(self.request.said)
+            constraint.advance(self.request.generated)
         return self.top.decode(history, self.sampler, self.most, constraint)
 
     def _commit(self, ids: Sequence[int]) -> Text:
         """Append tokens up to the first stop, whichever position of the round it is at."""
-        before, shown, thought = len(self.made), "", self.text.thought
+        before, shown, thought = len(self.generated), "", self.text.thought
         thought_length, thought_tokens = len(thought.text), thought.tokens
         for token in ids:
-            self.made.append(token)
+            self.generated.append(token)
             shown += self._show(token)
-            if self.reason is None and len(self.made) == self.most:
+            if self.reason is None and len(self.generated) == self.most:
                 self.reason = "length"
             if self.reason is not None:
                 break
         if self.reason == "length":
             shown += self.text.flush()
-        said = thought.text[thought_length:]
-        return Text(tuple(self.made[before:]), shown, said, thought.tokens - thought_tokens)
+        answered = thought.text[thought_length:]
+        return Text(tuple(self.generated[before:]), shown, answered, thought.tokens - thought_tokens)
 
     def _show(self, token: int) -> str:
         if token in self.engine.eos_ids and not self.request.past_end:

@@ -41,11 +41,11 @@ def judge(engine: EngineProtocol, request: Request, fast: Sequence[int], plain: 
     if identical:
         return Judgement(len(fast), True, 0, 0)
     missing = len(plain) - len(fast) if list(fast) == list(plain[: len(fast)]) else 0
-    found = doubts(engine, request, fast)
+    found = differences(engine, request, fast)
     return Judgement(len(fast), False, found.ties, found.mismatches + missing)
 
 
-class Doubts(NamedTuple):
+class Differences(NamedTuple):
     """Greedy tokens that differ from the target's argmax given the same prefix."""
 
     ties: int  # scores that the target's own rounding could have made the best
@@ -53,14 +53,14 @@ class Doubts(NamedTuple):
     widest: float  # largest distance from the best score, in logits
 
 
-def doubts(engine: EngineProtocol, request: Request, made: Sequence[int]) -> Doubts:
+def differences(engine: EngineProtocol, request: Request, made: Sequence[int]) -> Differences:
     """Score the answer ``made`` again, over the full cache alone."""
-    doubtful = [gap for gap, chosen in gaps(engine, request, made) if not chosen]
-    if not doubtful:
-        return Doubts(0, 0, 0.0)
+    differing = [gap for gap, chosen in gaps(engine, request, made) if not chosen]
+    if not differing:
+        return Differences(0, 0, 0.0)
     # Both scores may be off by as much, one up and one down.
-    ties = sum(gap <= 2 * rounding(engine, request, made) for gap in doubtful)
-    return Doubts(ties, len(doubtful) - ties, max(doubtful))
+    ties = sum(gap <= 2 * rounding(engine, request, made) for gap in differing)
+    return Differences(ties, len(differing) - ties, max(differing))
 
 
 def gaps(engine: EngineProtocol, request: Request, made: Sequence[int]) -> Iterator[tuple[float, bool]]:

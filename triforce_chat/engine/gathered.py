@@ -21,7 +21,7 @@ from triforce_chat.engine.events import Prefilled
 ROWS = 64  # of a verification of all sequences that run together after a common prefix, or on a CPU
 # Where a GPU reads each one's own keys once, and weights for as many rows in hardly more time.
 ROWS_APART = 192
-Made = TypeVar("Made")
+Passed = TypeVar("Passed")
 Result = tuple[Tensor | Any, ...]  # of a task; a NamedTuple stays one
 
 
@@ -70,11 +70,11 @@ class Ended:
 
 
 @dataclass(eq=False)
-class Member(Generic[Made]):
+class Member(Generic[Passed]):
     """A running sequence: ``work`` yields what is passed on, and resuming its greenlet passes in results of tasks."""
 
     number: int
-    work: Callable[[], Generator[Made, None, Any]]
+    work: Callable[[], Generator[Passed, None, Any]]
     task: Task | None = None
     result: Result | Exception | None = None
     thread: greenlet = field(init=False)
@@ -91,15 +91,15 @@ class Member(Generic[Made]):
             return Ended(error)
         return Ended()
 
-    def resume(self) -> Made | Task | Ended | Paused:
+    def resume(self) -> Passed | Task | Ended | Paused:
         """What it yields next, the task that it waits for, or that it has ended or pauses."""
         if self.thread.parent is not getcurrent():
             self.thread.parent = getcurrent()
         given, self.result = self.result, None
         if isinstance(given, Exception):
-            return cast("Made | Task | Ended | Paused", self.thread.throw(given))
+            return cast("Passed | Task | Ended | Paused", self.thread.throw(given))
         made = self.thread.switch(given) if given else self.thread.switch()
-        return cast("Made | Task | Ended | Paused", made)
+        return cast("Passed | Task | Ended | Paused", made)
 
     def close(self) -> None:
         """End it where it is; its generators run their ``finally`` blocks."""
@@ -115,15 +115,15 @@ def switch_back(made: object) -> object:
     return caller.switch(made)
 
 
-class Gathered(Generic[Made]):
+class Gathered(Generic[Passed]):
     """A ``Gathering``: runs the work of several sequences in turns.
 
     Work of an engine that was not forked for it runs without a stop, so then there should be one sequence at a time.
     """
 
     def __init__(self) -> None:
-        self.members: list[Member[Made]] = []
-        self._readers: deque[Member[Made]] = (
+        self.members: list[Member[Passed]] = []
+        self._readers: deque[Member[Passed]] = (
             deque()
         )  # whose prompts are not read yet, the next one to go on first
 
@@ -139,7 +139,7 @@ class Gathered(Generic[Made]):
         """See ``Gathering``."""
         switch_back(Paused())
 
-    def add(self, number: int, work: Callable[[], Generator[Made, None, Any]]) -> None:
+    def add(self, number: int, work: Callable[[], Generator[Passed, None, Any]]) -> None:
         """Let a sequence join at the next step."""
         self.members.append(Member(number, work))
 
@@ -149,12 +149,12 @@ class Gathered(Generic[Made]):
             self._remove(member)
             member.close()
 
-    def step(self) -> Iterator[tuple[int, Made | Ended]]:
+    def step(self) -> Iterator[tuple[int, Passed | Ended]]:
         """``advance``, then ``compute``."""
         yield from self.advance()
         self.compute()
 
-    def advance(self) -> Iterator[tuple[int, Made | Ended]]:
+    def advance(self) -> Iterator[tuple[int, Passed | Ended]]:
         """Bring every sequence to its next task.
 
         Yields what the sequences yield, with their numbers, and ``Ended`` for one that is no longer among
@@ -164,7 +164,7 @@ class Gathered(Generic[Made]):
         turn = self._readers.popleft() if self._readers else None
         ready = [member for member in self.members if member is turn or member not in self._readers]
         while ready:
-            paused: list[Member[Made]] = []
+            paused: list[Member[Passed]] = []
             for member in ready:
                 yield from self._advance(member, paused)
             ready = paused
@@ -173,7 +173,7 @@ class Gathered(Generic[Made]):
         """Run the cheapest tasks, those that are alike as one and the others one after the other."""
         orders = {member: member.task.order for member in self.members if member.task}
         cheapest = min(orders.values(), default=None)
-        alike: dict[Hashable, list[tuple[Member[Made], Task]]] = {}
+        alike: dict[Hashable, list[tuple[Member[Passed], Task]]] = {}
         for member, order in orders.items():
             if member.task and order == cheapest:
                 alike.setdefault(member.task.alike, []).append((member, member.task))
@@ -181,7 +181,7 @@ class Gathered(Generic[Made]):
             results = results_of([task for _, task in waiting])
             for (member, task), result in zip(waiting, results, strict=True):
                 member.task = None
-                member.result = kept(result) if len(alike) > 1 and not task.lasting else result
+                member.result = own_copy(result) if len(alike) > 1 and not task.lasting else result
 
     def close(self) -> None:
         """End all sequences where they are."""
@@ -190,8 +190,8 @@ class Gathered(Generic[Made]):
         self._readers.clear()
 
     def _advance(
-        self, member: Member[Made], paused: list[Member[Made]]
-    ) -> Iterator[tuple[int, Made | Ended]]:
+        self, member: Member[Passed], paused: list[Member[Passed]]
+    ) -> Iterator[tuple[int, Passed | Ended]]:
         while member.task is None and member in self.members:
             made = member.resume()
             if isinstance(made, Task):
@@ -210,7 +210,7 @@ class Gathered(Generic[Made]):
                 if reads:
                     return
 
-    def _remove(self, member: Member[Made]) -> None:
+    def _remove(self, member: Member[Passed]) -> None:
         self.members.remove(member)
         if member in self._readers:
             self._readers.remove(member)
@@ -223,10 +223,10 @@ def results_of(tasks: Sequence[Task]) -> list[Result | Exception]:
     except Exception as error:
         if len(tasks) == 1:
             return [error]
-    return [kept(result) for each in tasks for result in results_of([each])]
+    return [own_copy(result) for each in tasks for result in results_of([each])]
 
 
-def kept(result: Result | Exception) -> Result | Exception:
+def own_copy(result: Result | Exception) -> Result | Exception:
     """The result in memory of its own, which the next run does not overwrite."""
     if isinstance(result, Exception):
         return result

@@ -12,8 +12,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from triforce_chat.engine.cache.allocation import rounded_up
+from triforce_chat.engine.cache.shape import Shape
 from triforce_chat.engine.cache.shared_prefix import SharedPrefix, SharedPrefixStorage
-from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, Shape, rounded_up
+from triforce_chat.engine.cache.storage import KVBuffer, KVStorage
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.engine import SLACK, Engine, Request
 from triforce_chat.engine.events import Event

@@ -141,7 +141,7 @@ def family(parents: Parents, n: int, deepest: int | None = None) -> Family:
         links[0, 0, parent + 1] = nodes[0]
         for elder, younger in pairwise(nodes):
             links[0, 1, elder + 1] = younger
-    deepest = levels(parents) if deepest is None else deepest
+    deepest = depth_of(parents) if deepest is None else deepest
     lines = torch.full((1, n + 1, deepest), n, dtype=torch.long)
     for node, path in enumerate(paths(parents)):
         lines[0, node + 1, : len(path)] = torch.tensor(path)
@@ -150,11 +150,11 @@ def family(parents: Parents, n: int, deepest: int | None = None) -> Family:
 
 def families(trees: Sequence[Parents], n: int, deepest: int | None = None) -> Family:
     """``family`` of several trees."""
-    deepest = max(map(levels, trees)) if deepest is None else deepest
+    deepest = max(map(depth_of, trees)) if deepest is None else deepest
     each = [family(parents, n, deepest) for parents in trees]
     return Family(*(torch.cat(parts) for parts in zip(*each, strict=True)))
 
 
-def levels(parents: Parents) -> int:
-    """Levels below the root: nodes on the longest path."""
+def depth_of(parents: Parents) -> int:
+    """Nodes on the longest path, without the root."""
     return max(depths(parents), default=0)

@@ -28,7 +28,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Temper:
+class SequenceSampling:
     """How each of B sequences is sampled."""
 
     temperature: Tensor  # [B]; 0 is greedy
@@ -129,7 +129,7 @@ class Generator:
 
     @torch.no_grad()
     def run(
-        self, prefixes: Tensor, suffixes: Sequence[Sequence[int]], temper: Temper, tokens: int
+        self, prefixes: Tensor, suffixes: Sequence[Sequence[int]], sampling: SequenceSampling, tokens: int
     ) -> Sampled:
         """Continue every suffix by up to ``tokens`` tokens.
 
@@ -138,19 +138,19 @@ class Generator:
         usual = self.model.config._attn_implementation
         self.model.set_attn_implementation(NAME)
         try:
-            return self._run(prefixes, suffixes, temper, tokens)
+            return self._run(prefixes, suffixes, sampling, tokens)
         finally:
             self.model.set_attn_implementation(usual)
 
     def _run(
-        self, prefixes: Tensor, suffixes: Sequence[Sequence[int]], temper: Temper, tokens: int
+        self, prefixes: Tensor, suffixes: Sequence[Sequence[int]], sampling: SequenceSampling, tokens: int
     ) -> Sampled:
         (groups, length), b = prefixes.shape, len(suffixes)
         widest = max(map(len, suffixes))
         kv = SharedKV(self.model.config, self.model, groups, length, b, widest + tokens)
         self._encode(prefixes, kv)
         hidden, lengths = self._ask(suffixes, length, kv)
-        batch = Batch(self, kv, temper, length + lengths, widest, tokens)
+        batch = Batch(self, kv, sampling, length + lengths, widest, tokens)
         batch.take(hidden)
         return batch.finish()
 
@@ -182,10 +182,16 @@ class Batch:
     """Decoding of B sequences in lockstep; every tensor keeps its place, so a step can be a CUDA graph."""
 
     def __init__(
-        self, generator: Generator, kv: SharedKV, temper: Temper, positions: Tensor, slot: int, tokens: int
+        self,
+        generator: Generator,
+        kv: SharedKV,
+        sampling: SequenceSampling,
+        positions: Tensor,
+        slot: int,
+        tokens: int,
     ) -> None:
         model, b, device = generator.model, len(positions), positions.device
-        self.generator, self.kv, self.temper = generator, kv, temper
+        self.generator, self.kv, self.sampling = generator, kv, sampling
         self.positions = positions.clone()  # of the next token, [B]
         kv.slots = torch.tensor([slot], device=device)
         self.tokens = torch.zeros(b, tokens, dtype=torch.long, device=device)
@@ -198,12 +204,12 @@ class Batch:
     def take(self, hidden: Tensor) -> None:
         """Draw the token that follows each final hidden state [B, d]."""
         logits = self.generator.model.lm_head(hidden).float()
-        penalty = self.temper.penalty[:, None]
+        penalty = self.sampling.penalty[:, None]
         damped = torch.where(logits > 0, logits / penalty, logits * penalty)
         logits = torch.where(self.seen, damped, logits)
-        heat = self.temper.temperature[:, None]
+        temperature = self.sampling.temperature[:, None]
         noise = -torch.empty_like(logits).exponential_().log()  # Gumbel: the largest sum is a sample
-        self.ids.copy_((logits + heat * noise).argmax(-1, keepdim=True))
+        self.ids.copy_((logits + temperature * noise).argmax(-1, keepdim=True))
         ended = torch.isin(self.tokens, self.generator.ends)
         ended &= torch.arange(self.tokens.shape[1], device=hidden.device) < self.count
         self.lengths += ~ended.any(-1)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.storage import KVView, Shape
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.forward.attention import causal_attention
 from triforce_chat.engine.forward.attention_backend import (
     FLASH_ATTN,

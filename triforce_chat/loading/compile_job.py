@@ -45,12 +45,12 @@ class Job:
     def text(self) -> str:
         """This job as JSON. Two jobs with the same text need the same kernels."""
         settings = dataclasses.asdict(self.spec.settings)
-        told = {name: value for name, value in settings.items() if name not in UNRELATED}
-        told |= {name: located(told[name]) for name in ("model", "draft")}
-        told["seed"] = None if settings["seed"] is None else 0
+        fields = {name: value for name, value in settings.items() if name not in UNRELATED}
+        fields |= {name: located(fields[name]) for name in ("model", "draft")}
+        fields["seed"] = None if settings["seed"] is None else 0
         return json.dumps(
             {
-                "settings": told,
+                "settings": fields,
                 "capacity": self.spec.capacity,
                 "shape": self.spec.shape and self.spec.shape.name,
                 "device_memory": self.spec.device_memory,
@@ -62,11 +62,11 @@ class Job:
     @staticmethod
     def of(text: str) -> Job:
         """A job from its JSON."""
-        told = json.loads(text)
-        gpu = Gpu(**{**told["gpu"], "capability": tuple(told["gpu"]["capability"])})
-        shape = find_shape(told["shape"]) if told["shape"] else None
-        plain = told["capacity"], shape, told["device_memory"], told["sequences"]
-        spec = EngineSpec(Settings(**told["settings"]), *plain)
+        fields = json.loads(text)
+        gpu = Gpu(**{**fields["gpu"], "capability": tuple(fields["gpu"]["capability"])})
+        shape = find_shape(fields["shape"]) if fields["shape"] else None
+        plain = fields["capacity"], shape, fields["device_memory"], fields["sequences"]
+        spec = EngineSpec(Settings(**fields["settings"]), *plain)
         return Job(spec, gpu)
 
     @property

@@ -24,6 +24,7 @@ from triforce_chat.loading.device import (
     require_kv,
     require_own_memory_if_endless,
 )
+from triforce_chat.loading.ineffective_settings import without_effect
 from triforce_chat.loading.join_draft import runners
 from triforce_chat.loading.planning import (
     draft_name,
@@ -36,7 +37,6 @@ from triforce_chat.loading.planning import (
     streamed_weights,
 )
 from triforce_chat.loading.spec import EngineSpec, LoadHooks
-from triforce_chat.loading.vain_settings import without_effect
 from triforce_chat.memory_plan.plan import MemoryPlan
 from triforce_chat.models.describe import Description, as_stored, describe_source
 from triforce_chat.models.failures import is_out_of_memory

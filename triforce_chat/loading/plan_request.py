@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from triforce_chat.loading.device import dtype_on, kv_dtype, require_kv, require
 from triforce_chat.loading.planning import offload_of, plan_for
 from triforce_chat.memory_plan.batch import BatchPlan, plan_batch
 from triforce_chat.memory_plan.dimensions import Dimensions
-from triforce_chat.memory_plan.inputs import Machine, caches_of_several
+from triforce_chat.memory_plan.inputs import Machine, of_several
 from triforce_chat.memory_plan.plan import CONTEXT_STEP, SPARE, Memory, MemoryPlan, largest_context
 from triforce_chat.memory_plan.remedies import FILE, GPUS, Changes, Outcome
 from triforce_chat.memory_plan.rounded import file_in_4_bits
@@ -122,8 +121,12 @@ class PlanRequest:
         """What fits of each group, and of questions and a server's answers about documents that fill the context."""
         settings = self.full_settings
         stack = stack_options(settings, self.target.context, made.workload.caches.budget)
-        fit = partial(plan_batch, made, caches=caches_of_several(stack))
         documents = max(0, self.context - settings.max_tokens - QUESTION_ROOM)
+
+        def fit(sequences: int, context: int, shared: int = 0, served: bool = False) -> BatchPlan:
+            several = of_several(made.workload, stack, sequences, apart=not shared)
+            return plan_batch(made, several, sequences, context, shared, served)
+
         for group in self.groups:
             yield fit(*group)
         if self.shared:

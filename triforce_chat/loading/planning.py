@@ -11,7 +11,8 @@ import torch
 from triforce_chat.engine.cache.evicting import queries_of
 from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.quantized import storage_for
-from triforce_chat.engine.cache.storage import KVStorage, Shape
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVStorage
 from triforce_chat.engine.forward.streamed_weights import StreamedWeights
 from triforce_chat.engine.group import RankGroup
 from triforce_chat.engine.speculation.stack_specs import STACKS

@@ -7,7 +7,7 @@ import torch
 from triforce_chat.engine.cpu_kernels.compiled import obstacle
 from triforce_chat.loading.device import device_and_dtype, keeps_format
 from triforce_chat.models.describe import as_stored, describe
-from triforce_chat.models.load import expanded, kept_weights, read_small_files
+from triforce_chat.models.load import expanded, read_small_files, stored_weights_of
 from triforce_chat.models.packed import PackedModel
 from triforce_chat.models.placement import placement
 from triforce_chat.models.progress import Note, Report
@@ -27,7 +27,7 @@ def prepare(settings: Settings, report: Report, note: Note) -> None:
         return
     device, dtype = device_and_dtype(settings)
     place = placement(torch.device(device), dtype)
-    if not (keeps_format(settings, device) and kept_weights(source, place, note)):
+    if not (keeps_format(settings, device) and stored_weights_of(source, place, note)):
         read_small_files(expanded(source, device, dtype, report, note))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from triforce_chat.memory_plan.plan import Memory, MemoryPlan
-from triforce_chat.memory_plan.workload import SmallCaches, Workload
+from triforce_chat.memory_plan.workload import Workload
 
 # Of a GPU's free memory for what a server's answers add to the documents; the rest is for small caches and graphs.
 SHARE = 0.5
@@ -59,18 +59,13 @@ def room_each(free: int, sequences: int, token: int) -> int:
 
 
 def plan_batch(
-    plan: MemoryPlan,
-    sequences: int,
-    context: int,
-    shared: int = 0,
-    caches: SmallCaches | None = None,
-    served: bool = False,
+    plan: MemoryPlan, workload: Workload, sequences: int, context: int, shared: int = 0, served: bool = False
 ) -> BatchPlan:
     """Plan sequences of ``context`` tokens with the model of a plan, all keys and values on the device.
 
-    ``caches``: the small ones of each, if they are not those that one alone has.
+    ``workload``: that of the plan as so many sequences have it, see ``inputs.of_several``.
     """
-    whole = replace(plan.workload, context=context, caches=caches or plan.workload.caches)
+    whole = replace(workload, context=context)
     own = {
         "kv": kv(replace(whole, context=context - shared)),
         "retrieval": whole.retrieval,
@@ -78,7 +73,7 @@ def plan_batch(
     }
     common = {
         "weights": whole.weights,
-        "kv": kv(replace(whole, context=shared)) if shared else 0,
+        "kv": kv(replace(plan.workload, context=shared)) if shared else 0,
         "draft": whole.draft_bytes - whole.draft_caches,
         "activations": whole.activations,
     }

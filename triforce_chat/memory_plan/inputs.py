@@ -6,15 +6,16 @@ import dataclasses
 
 import torch
 
+from triforce_chat.engine.cache.allocation import GRAIN
 from triforce_chat.engine.cache.chunk_mass import weighable
 from triforce_chat.engine.cache.full import QUERY_WINDOW
 from triforce_chat.engine.cache.offload import BUFFERS
 from triforce_chat.engine.cache.quantization import BITS, bytes_of
 from triforce_chat.engine.cache.quantized import NEWEST
 from triforce_chat.engine.cache.quantized_copy import COPY_BITS, LATEST
-from triforce_chat.engine.cache.storage import GRAIN
 from triforce_chat.engine.engine import SLACK
 from triforce_chat.engine.forward import onednn, prefill_attention
+from triforce_chat.engine.gathered import rows_each
 from triforce_chat.engine.group import RankGroup
 from triforce_chat.engine.prefix_cache import GPU_PREFILL_CHUNK, PREFILL_CHUNK
 from triforce_chat.engine.speculation.stack_specs import STACKS
@@ -76,7 +77,7 @@ def workload_of(
         quantized_kv=bytes_of(GRAIN, own.keys // own.kv_heads, BITS[kv]) if kv in BITS else None,
         middle=stack.middle if copies_weights(stack, device, dtype) else "full",
         trees=largest_trees(stack),
-        beyond=(stack.beyond, stack.streaming(weights=True, keys=False).beyond),
+        beyond=beyond(stack),
         quantized_copy=copies * bytes_of(GRAIN, own.keys // own.kv_heads, COPY_BITS),
     )
 
@@ -87,6 +88,11 @@ def largest_trees(stack: StackOptions) -> tuple[int, int]:
     either = (stack, stack.streaming(weights=True, keys=False))
     usual, streamed = (each.tree.most if drafts and each.tree else 0 for each in either)
     return usual, streamed
+
+
+def beyond(stack: StackOptions) -> tuple[int, int]:
+    """Slots of the full cache that a stack's trees need beside its slack, and where weights are streamed."""
+    return stack.beyond, stack.streaming(weights=True, keys=False).beyond
 
 
 def engine_layout(
@@ -147,10 +153,17 @@ def small_caches(stack: StackOptions, in_place: bool) -> SmallCaches:
     )
 
 
-def caches_of_several(stack: StackOptions) -> SmallCaches:
-    """The caches of each of several sequences, where ``auto`` drafts as ``naive`` does, without a middle level."""
+def of_several(workload: Workload, stack: StackOptions, sequences: int, apart: bool) -> Workload:
+    """A workload as so many sequences at once have it; ``apart``: they share no documents.
+
+    ``auto`` drafts as ``naive`` does there, without a middle level, and the rows of a verification are divided among
+    their trees, which are verified together.
+    """
     alike = dataclasses.replace(stack, name="naive") if stack.name == StackOptions().name else stack
-    return small_caches(alike, in_place=False)
+    own, most = alike.beside(sequences), rows_each(sequences, apart) - 1
+    usual, streamed = (sequences * min(most, each) for each in largest_trees(own))
+    caches = small_caches(own, in_place=False)
+    return dataclasses.replace(workload, caches=caches, trees=(usual, streamed), beyond=beyond(own))
 
 
 def available_memory(

@@ -1,6 +1,6 @@
 """Reads models by transformers' auto classes.
 
-To import this takes seconds. What it writes of a configuration and a tokenizer is kept (``kept_files``), and read at
+Importing this takes seconds. What it writes of a configuration and a tokenizer is kept (``metadata_cache``) and read at
 later starts without transformers.
 """
 

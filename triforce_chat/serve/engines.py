@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
 
-from triforce_chat.engine.cache.storage import KVBuffer, KVPool, KVStorage, Shape
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer, KVPool, KVStorage
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.engine import SLACK, Engine, Request
 from triforce_chat.engine.events import Prefilled

@@ -235,6 +235,6 @@ class ResponsesEncoder(CompletionEncoder):
         }
 
     def _event(self, kind: str, **values: Any) -> bytes:
-        said = {"type": kind, "sequence_number": self.number, **values}
+        event = {"type": kind, "sequence_number": self.number, **values}
         self.number += 1
-        return b"event: " + kind.encode() + b"\ndata: " + json_bytes(said) + b"\n\n"
+        return b"event: " + kind.encode() + b"\ndata: " + json_bytes(event) + b"\n\n"

@@ -121,17 +121,17 @@ class BatchLines(BatchView):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(names, has_books, clock)
-        self._console, self._said, self._line = console, clock() - LINE_EVERY, ""
+        self._console, self._shown_at, self._line = console, clock() - LINE_EVERY, ""
 
     def __exit__(self, *_error: object) -> None:
         self._say(formatting.SEPARATOR.join(self.status()))
 
     def show(self) -> None:
-        if self._clock() - self._said >= LINE_EVERY:
+        if self._clock() - self._shown_at >= LINE_EVERY:
             self._say(formatting.SEPARATOR.join(self.status()))
 
     def reading(self, worker: int, event: Prefilled) -> None:
-        if self._clock() - self._said >= LINE_EVERY:
+        if self._clock() - self._shown_at >= LINE_EVERY:
             share = formatting.percent(event.done / event.total if event.total else None)
             self._say(f"reading {one_line(self._names[worker])}: {share}")
 
@@ -142,7 +142,7 @@ class BatchLines(BatchView):
         self._console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
 
     def _say(self, line: str) -> None:
-        self._said = self._clock()
+        self._shown_at = self._clock()
         if line != self._line:
             self._line = line
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -181,6 +181,7 @@ class BatchBar(BatchView):
 
     def stopping(self) -> None:
         self._warning = STOPPING
+        self.show()
 
     def show(self) -> None:
         words = [self._warning] if self._warning else [*self.status(), self._doing]
@@ -198,5 +199,5 @@ def batch_view(
         is_terminal = console.file.isatty()
     except (AttributeError, ValueError):
         is_terminal = False
-    drawable = is_terminal and not console.is_dumb_terminal and not console.no_color and not plain
+    drawable = is_terminal and not console.is_dumb_terminal and not plain
     return (BatchBar if drawable else BatchLines)(names, has_books, console)

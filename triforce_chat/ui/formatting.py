@@ -128,9 +128,9 @@ def pace(tally: Tally) -> list[str]:
 
 
 def first_token(tally: Tally) -> list[str]:
-    """When the answer began."""
-    done = tally.finished
-    return [f"first token {duration(done.first_token_s)}"] if done and tally.token_ids else []
+    """When the answer began; nothing if that is unknown, as for one that was stopped and continued."""
+    began = tally.finished.first_token_s if tally.finished else 0.0
+    return [f"first token {duration(began)}"] if began and tally.token_ids else []
 
 
 def forgotten(forgot: Forgot) -> str:

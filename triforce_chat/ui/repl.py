@@ -55,7 +55,7 @@ class Labels:
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
+class Preferences:
     """How a user likes to chat: with vi's keys, and with notifications at the end of something long."""
 
     vi: bool = False
@@ -73,7 +73,7 @@ class Repl:
         labels: Callable[[], Labels],
         history: Path | None = None,
         around: Surroundings | None = None,
-        habits: Habits | None = None,
+        preferences: Preferences | None = None,
     ) -> None:
         """``labels``: called each time, because /set may change the stack. ``history``: None keeps no file."""
         self.exit_code = 0  # of the last error
@@ -81,7 +81,7 @@ class Repl:
         self._conversation, self._screen, self._labels = conversation, screen, labels
         self._commands = Commands(conversation, read_document, screen, self._show, around or Surroundings())
         self._is_first = history is not None and not history.exists()
-        self._history, self._habits, self._pastes = history, habits or Habits(), Pastes()
+        self._history, self._preferences, self._pastes = history, preferences or Preferences(), Pastes()
 
     @property
     def next(self) -> Next | None:
@@ -150,7 +150,7 @@ class Repl:
             toolbar,
             keyboard,
             pastes=self._pastes,
-            vi=self._habits.vi,
+            vi=self._preferences.vi,
         )
         if self._screen.out.is_dumb_terminal and output is None:
             with create_app_session(output=PlainTextOutput(sys.stdout)):
@@ -215,7 +215,7 @@ class Repl:
         if self._screen.detail == "live":
             self._screen.out.print()
         if time.monotonic() - began >= LONG:
-            notify(self._habits.notify, "answered" if tally.finished else "read", self._screen)
+            notify(self._preferences.notify, "answered" if tally.finished else "read", self._screen)
 
     def _welcome(self) -> None:
         labels = self._labels()

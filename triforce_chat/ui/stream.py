@@ -78,7 +78,7 @@ def draw_bytes(lines: Lines) -> int:
     return sum(len(piece.text.encode()) for piece in pieces) + ESCAPE_BYTES * (styled + len(lines))
 
 
-class Afresh:
+class Redraw:
     """Moves what is on the screen into the scrollback, the lines of a region left out, and goes to the top.
 
     How many rows those lines take is known for sure only on terminals that do not wrap them again, and there it is the
@@ -169,7 +169,7 @@ class Region(Live):
         lines = 0 if self._suspended else len(self.frame.lines)
         self._suspended, self._width = False, self.console.width
         self._live_render._shape = None  # Rich would go up by the lines that it drew last
-        return [Afresh(lines, self.console.height), *self._settled]
+        return [Redraw(lines, self.console.height), *self._settled]
 
     def _patched(self, before: Lines) -> list[ConsoleRenderable]:
         patch = Patch(before, self.frame.lines)

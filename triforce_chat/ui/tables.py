@@ -23,7 +23,7 @@ class WholeWords:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         needed = Measurement.get(console, options.update_width(UNLIMITED), self._table).minimum
-        if needed <= options.max_width or not console.is_terminal:  # a pipe has no width
+        if needed <= options.max_width:
             yield self._table
             return
         headings = [str(column.header) for column in self._table.columns]

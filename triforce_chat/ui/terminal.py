@@ -41,7 +41,7 @@ class Screen:
     @classmethod
     def of(cls, out: Console, err: Console, *, plain: bool = False, quiet: bool = False) -> Screen:
         """Choose the detail: bare if stdout is not a terminal, or if ``quiet`` is set."""
-        if quiet or not _is_terminal(out.file):
+        if quiet or not is_terminal(out.file):
             return cls(out, err, "bare", quiet)
         drawable = not out.is_dumb_terminal and out.encoding.startswith("utf")
         return cls(out, err, "live" if drawable and not plain else "plain")
@@ -49,7 +49,7 @@ class Screen:
     @property
     def is_terminal(self) -> bool:
         """True if answers go to a terminal."""
-        return _is_terminal(self.out.file)
+        return is_terminal(self.out.file)
 
     @property
     def notes(self) -> Console:
@@ -64,10 +64,11 @@ class Screen:
 
 def print_line(console: Console, line: Text) -> None:
     """Print one line, which a terminal gets wrapped between words and a pipe or a file gets whole."""
-    console.print(line, soft_wrap=not _is_terminal(console.file), highlight=False)
+    console.print(line, soft_wrap=not is_terminal(console.file), highlight=False)
 
 
-def _is_terminal(stream: IO[str]) -> bool:
+def is_terminal(stream: IO[str]) -> bool:
+    """True if somebody sees what is written there."""
     # Not console.is_terminal: FORCE_COLOR makes that true for a pipe.
     try:
         return stream.isatty()

@@ -27,9 +27,11 @@ from torch import Tensor
 from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache import selection
 from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.query_ring import QueryRing
 from triforce_chat.engine.cache.retrieval import RetrievalCache, State
 from triforce_chat.engine.cache.selection import AttentionMass, MeanKey
-from triforce_chat.engine.cache.storage import KVBuffer, QueryRing, Shape
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Rebuilt, Text

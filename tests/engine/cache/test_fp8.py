@@ -15,7 +15,8 @@ from triforce_chat.engine.cache.offload import OffloadedKV
 from triforce_chat.engine.cache.quantization import FP8, LARGEST_FP8, format_name
 from triforce_chat.engine.cache.quantized import storage_for
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey
-from triforce_chat.engine.cache.storage import KVBuffer, Shape
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text

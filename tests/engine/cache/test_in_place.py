@@ -18,7 +18,8 @@ from triforce_chat.engine.cache.chunk_mass import ChunkMass, chunk_mass
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.in_place import HALF_LIFE, MOST_ROWS, InPlaceCache
 from triforce_chat.engine.cache.retrieval import RetrievalCache
-from triforce_chat.engine.cache.storage import KVBuffer, KVView
+from triforce_chat.engine.cache.storage import KVBuffer
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Event, Rebuilt, Text
 from triforce_chat.engine.exactness import tokens_of

@@ -18,10 +18,12 @@ import torch
 from support.caches import STACKS, answer_of, caches, check_retrieval, in_turn, interrupt, layer_of
 from support.labs import SMALL_BUDGET, Lab, spell
 
+from triforce_chat.engine.cache.allocation import PAGE
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.offload import OffloadedKV, occupy
 from triforce_chat.engine.cache.retrieval import RetrievalCache, State
-from triforce_chat.engine.cache.storage import PAGE, KVBuffer, KVStorage, Shape
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer, KVStorage
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Rebuilt, Text, Verified

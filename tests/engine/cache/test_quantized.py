@@ -12,7 +12,9 @@ from torch import Tensor
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.quantization import BITS, GROUP, INT4, INT8, bytes_of
 from triforce_chat.engine.cache.quantized import NEWEST, QuantizedKV, storage_for
-from triforce_chat.engine.cache.storage import KVBuffer, KVView, Shape
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.engine import Request
 from triforce_chat.engine.events import Prefilled, Text
 from triforce_chat.engine.exactness import tokens_of
@@ -145,6 +147,24 @@ def test_a_rollback_beyond_the_ring_ends_at_a_group() -> None:
     view = storage.write(0, 128, keys[:, :, 128:129], values[:, :, 128:129])
     assert (view.end, view.length, view.before and view.before.tokens) == (129, 1, 128)
     assert torch.equal(view.whole[0][0, :, 128], keys[0, :, 128].half())
+
+
+def test_tokens_are_restored_while_captures_write_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread restores them, which may be interrupted anywhere by one that captures forwards."""
+    full, again, latest = written(INT4, [40])[0], QuantizedKV(shape_of(INT4), 1024), QuantizedKV._latest
+    held = [full.parts(layer, 0, 40) for layer in range(2)]
+
+    def interrupted(self: QuantizedKV, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+        again.wrote(NEWEST + 16, 8)
+        return latest(self, layer, first, end)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(QuantizedKV, "_latest", interrupted)
+        again.restored(40, held)
+    assert again.held == 24  # the captures wrote over the first ones
+    for layer in range(2):
+        for mine, theirs in zip(again.parts(layer, 0, 40), held[layer], strict=True):
+            assert torch.equal(mine[2], theirs[2])
 
 
 def test_a_broken_off_forward_loses_no_group() -> None:

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from triforce_chat.engine.cache.allocation import rounded_up
 from triforce_chat.engine.cache.chunk_mass import ChunkMass
 from triforce_chat.engine.cache.quantization import INT4, INT8
 from triforce_chat.engine.cache.quantized import QuantizedKV
-from triforce_chat.engine.cache.storage import KVView, Shape, rounded_up
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.cpu_kernels.attention import attend, rotate
 from triforce_chat.engine.cpu_kernels.few_rows import Norm
 from triforce_chat.engine.forward.attention import read_attention

@@ -16,7 +16,7 @@ from support.labs import random_model
 from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
-from triforce_chat.engine.cache.storage import KVView
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.forward import attention_backend
 from triforce_chat.engine.forward import runner as runner_module
 from triforce_chat.engine.forward.attention import causal_attention, folded_attention

@@ -12,7 +12,8 @@ from torch import Tensor
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.forward import cpu_layer, runner
 from triforce_chat.engine.forward.cpu_layer import FEW, CpuLayer
-from triforce_chat.engine.forward.runner import Feed, Runner
+from triforce_chat.engine.forward.forward import Feed
+from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.tree import Parents, paths, verified
 from triforce_chat.models.load import load_model
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from triforce_chat.engine.cache.quantization import INT4, INT8
 from triforce_chat.engine.cache.quantized import QuantizedKV
-from triforce_chat.engine.cache.storage import KVView, Shape, SharedView, seen_by
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.view import KVView, SharedView, seen_by
 from triforce_chat.engine.forward import prefill_attention
 from triforce_chat.engine.forward.attention import causal_attention, folded_attention, joined_attention
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text, Verified
-from triforce_chat.engine.forward.runner import Runner, Subset
+from triforce_chat.engine.forward.runner import Runner
+from triforce_chat.engine.forward.subset import Subset
 from triforce_chat.engine.sampling.options import Sampling
 
 KNOWN = [1, 4, 5, 9, 20, 21, 33, 46]

@@ -30,7 +30,8 @@ from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.draft_model import DraftModel
-from triforce_chat.engine.speculation.speculative import Round, Speculative
+from triforce_chat.engine.speculation.round import Round
+from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stacks import StackOptions
 
 WIDE = 48

@@ -17,7 +17,8 @@ pytest.importorskip("triton")
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.quantization import GROUP
-from triforce_chat.engine.cache.storage import QuantizedGroups, Shape
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import QuantizedGroups
 from triforce_chat.engine.kernels import blocking as tiles
 from triforce_chat.engine.kernels import chip
 from triforce_chat.engine.kernels.blocking import (

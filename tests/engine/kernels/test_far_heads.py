@@ -9,7 +9,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from triforce_chat.engine import kernels
-from triforce_chat.engine.cache.storage import QuantizedGroups, Shape
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import QuantizedGroups
 
 pytestmark = pytest.mark.gpu
 

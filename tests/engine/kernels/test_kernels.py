@@ -23,13 +23,15 @@ from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.quantization import GROUP, QuantizedTokens
 from triforce_chat.engine.cache.retrieval import RetrievalCache, State
 from triforce_chat.engine.cache.selection import best
-from triforce_chat.engine.cache.storage import QuantizedGroups, Shape
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import QuantizedGroups
 from triforce_chat.engine.kernels import blocking as tiles
 from triforce_chat.engine.kernels import decoding
 from triforce_chat.engine.kernels.decoding import Tiling, splits
 from triforce_chat.engine.speculation.lookup import ORDERS, longest_match
-from triforce_chat.lab.bench import kernel_cases
 from triforce_chat.lab.bench import kernels as bench
+from triforce_chat.lab.bench.kernel_cases.linear import linear_sweep
+from triforce_chat.lab.bench.kernel_cases.sections import TINY
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -730,9 +732,8 @@ def test_the_best_tiles_of_a_sweep_are_one_line_for_each_shape() -> None:
     assert bench.best(rows) == ["best quantized_linear 48x64: 16x64x6x4 10.00, 32x64x6x4 20.00"]
 
 
-def test_a_sweep_tries_every_shape_before_the_next_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_cases, "VOCABULARY", 96)
-    made = list(kernel_cases.linear_sweep(kernel_cases.TINY[0][0], (3,)))
+def test_a_sweep_tries_every_shape_before_the_next_tiles() -> None:
+    made = list(linear_sweep(TINY[0][0], (3,)))
     assert len({case.shape for case in made[:5]}) == 5
     gates = [case for case in made if "gate" in case.shape]
     assert {int(case.kernel.split()[1].split("x")[0]) for case in gates} == {16, 32}

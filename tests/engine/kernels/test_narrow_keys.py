@@ -14,7 +14,8 @@ pytest.importorskip("triton")
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.quantization import BITS, FP8, GROUP, INT4, INT8, QuantizedTokens, narrowed
 from triforce_chat.engine.cache.quantized import NEWEST
-from triforce_chat.engine.cache.storage import QuantizedGroups, Shape
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import QuantizedGroups
 from triforce_chat.engine.forward.graphs import own_groups
 from triforce_chat.engine.kernels.decoding import Tiling
 

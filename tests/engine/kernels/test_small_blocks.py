@@ -14,7 +14,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from triforce_chat.engine import kernels
-from triforce_chat.engine.cache.storage import KVBuffer, Shape, WriteSlot
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer, WriteSlot
 from triforce_chat.engine.cuda_graph import ForwardInputs
 from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.forward.graphs import ForwardGraphs
@@ -78,13 +79,13 @@ def usual(
     return forward(ForwardInputs(ids, at[:1], at[1:], steps, added))[0][-1:]
 
 
-def usual_level(
-    decoder: Decoder, storage: KVBuffer, ids: Tensor, place: Tensor, step: int, level: kernels.TreeLevel
+def usual_rows(
+    decoder: Decoder, storage: KVBuffer, ids: Tensor, place: Tensor, step: int, tree: kernels.TreeRows
 ) -> Tensor:
     """Logits [n, V] after the tokens of a tree's level by blocks of ten kernels."""
-    slot, position, steps = place[:1], place[1:] + level.root + level.depth, torch.zeros_like(ids)
+    slot, position, steps = place[:1], place[1:] + tree.root + tree.depth, torch.zeros_like(ids)
     forward = ForwardGraphs(decoder, DEVICE).forward(WriteSlot(storage, 0))
-    inputs = ForwardInputs(ids, slot + step, position, steps, masks=level.masks, origin=slot + level.root + 1)
+    inputs = ForwardInputs(ids, slot + step, position, steps, masks=tree.masks, origin=slot + tree.root + 1)
     return forward(inputs)[0]
 
 
@@ -139,10 +140,10 @@ def test_levels_of_trees_say_and_store_the_same(sizes: dict[str, Any], dtype: to
         (16, 4, 0, 48, 5),
     ):
         ids = torch.randint(0, 48, (n,), generator=generator).to(DEVICE)
-        level = kernels.TreeLevel(masks_of(n, before, generator), root, depth)
+        tree = kernels.TreeRows(masks_of(n, before, generator), root, depth)
         place, step = torch.tensor([slot, slot + 7], device=DEVICE), root + 1 + before
-        found = quick(ids, place, step, None, level)
-        assert_close(found, usual_level(decoder, theirs, ids, place, step, level))
+        found = quick(ids, place, step, None, tree)
+        assert_close(found, usual_rows(decoder, theirs, ids, place, step, tree))
         assert_stored(mine, theirs, slot + step, n)
 
 
@@ -155,8 +156,8 @@ def test_every_bit_of_a_mask_counts(bit: int) -> None:
     (storage,) = buffers(decoder, torch.float32, 1)
     found = []
     for changed in (0, 1 << bit):
-        level = kernels.TreeLevel(masks ^ torch.tensor([[0], [changed], [0]], device=DEVICE), 2, 2)
-        found.append(small(decoder, storage)(ids, place, 10, None, level))
+        tree = kernels.TreeRows(masks ^ torch.tensor([[0], [changed], [0]], device=DEVICE), 2, 2)
+        found.append(small(decoder, storage)(ids, place, 10, None, tree))
     assert not torch.allclose(found[0][1], found[1][1], atol=1e-3)
 
 
@@ -164,10 +165,8 @@ def test_a_level_of_one_token_is_a_chain() -> None:
     decoder = decoder_of(torch.bfloat16, **SIZES[1])
     mine, theirs = buffers(decoder, torch.bfloat16)
     ids, place = torch.tensor([4], device=DEVICE), torch.tensor([90, 80], device=DEVICE)
-    level = kernels.TreeLevel(torch.full((1, 1), -1, device=DEVICE), 2, 5)
-    assert torch.equal(
-        small(decoder, mine)(ids, place, 7, None, level), small(decoder, theirs)(ids, place, 7)
-    )
+    tree = kernels.TreeRows(torch.full((1, 1), -1, device=DEVICE), 2, 5)
+    assert torch.equal(small(decoder, mine)(ids, place, 7, None, tree), small(decoder, theirs)(ids, place, 7))
     assert torch.equal(mine.keys, theirs.keys)
 
 

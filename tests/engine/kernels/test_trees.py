@@ -310,7 +310,7 @@ def test_several_trees_are_walked_as_each_alone(kind: str, vocabulary: int, alon
         forced = torch.multinomial(target, 1, generator=generator)[:, 0]
         given.append((tokens, probs, target, torch.rand(m, generator=generator), forced))
 
-    def walk(each: list[Tensor], shape: tuple[Tensor, ...]) -> kernels.Walked:
+    def walk(each: list[Tensor], shape: tuple[Tensor, ...]) -> kernels.AcceptedPaths:
         tokens, probs, target, tests, forced = moved(*each)
         decided, (links, lines) = None if kind == "one" else tests, moved(*shape)
         if along:

@@ -32,7 +32,7 @@ SAMPLINGS = [
     Sampling(0.8, top_p=0.9, repetition_penalty=1.3),
     Sampling(1.1, top_k=12, min_p=0.01),
 ]
-Wish = tuple[Verification, SamplerInputs, int]  # and the seed
+Case = tuple[Verification, SamplerInputs, int]  # and the seed
 
 
 def inputs_of(seed: int, n: int, op: Verification, device: str, counted: bool = False) -> SamplerInputs:
@@ -66,23 +66,23 @@ def executor_of(graphs: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> E
     return GraphExecutor() if graphs else EagerExecutor()
 
 
-def alone(executor: Executor, wish: Wish, device: str) -> SamplerOutput:
-    op, inputs, seed = wish
+def alone(executor: Executor, case: Case, device: str) -> SamplerOutput:
+    op, inputs, seed = case
     made = executor.run(op, inputs, drawn(seed, device))
     rows = None if made.rows is None else made.rows.clone()
     return SamplerOutput(made.probs.clone(), made.packed.clone(), rows)
 
 
-def together(executor: Executor, wishes: list[Wish], device: str) -> list[SamplerOutput]:
+def together(executor: Executor, cases: list[Case], device: str) -> list[SamplerOutput]:
     gathered: Gathered[SamplerOutput] = Gathered()
     found: dict[int, SamplerOutput] = {}
 
-    def work(wish: Wish):  # type: ignore[no-untyped-def]
-        op, inputs, seed = wish
+    def work(case: Case):  # type: ignore[no-untyped-def]
+        op, inputs, seed = case
         yield BatchedExecutor(executor, gathered).run(op, inputs, drawn(seed, device))
 
-    for number, wish in enumerate(wishes):
-        gathered.add(number, lambda wish=wish: work(wish))  # type: ignore[misc]
+    for number, case in enumerate(cases):
+        gathered.add(number, lambda case=case: work(case))  # type: ignore[misc]
     with closing(gathered):
         while gathered.members:
             for number, made in gathered.step():
@@ -91,7 +91,7 @@ def together(executor: Executor, wishes: list[Wish], device: str) -> list[Sample
                 else:
                     assert isinstance(made, Ended)
                     assert made.error is None
-    return [found[number] for number in range(len(wishes))]
+    return [found[number] for number in range(len(cases))]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -104,11 +104,11 @@ def test_each_gets_what_it_gets_alone(
     op = Verification(sampling, WIDTH, forced)
     executor = executor_of(graphs, device, monkeypatch)
     lengths = [(3, False), (0, False), (5, True), (3, True), (0, False)]
-    wishes: list[Wish] = [
+    cases: list[Case] = [
         (op, inputs_of(seed, n, op, device, counted), seed) for seed, (n, counted) in enumerate(lengths)
     ]
-    expected = [alone(executor, wish, device) for wish in wishes]
-    for want, got, (n, _) in zip(expected, together(executor, wishes, device), lengths, strict=True):
+    expected = [alone(executor, case, device) for case in cases]
+    for want, got, (n, _) in zip(expected, together(executor, cases, device), lengths, strict=True):
         count = int(want.packed[0, 0])
         assert got.packed[0, : 1 + count].tolist() == want.packed[0, : 1 + count].tolist()
         assert got.packed[0, -2:].tolist() == want.packed[0, -2:].tolist()
@@ -128,16 +128,16 @@ def test_trees_of_different_shapes_get_what_each_gets_alone(
     """Beside chains, which are verified by themselves."""
     op = Verification(sampling, WIDTH, forced)
     executor = executor_of(graphs, device, monkeypatch)
-    wishes: list[Wish] = [(op, inputs_of(9, 4, op, device), 9)]
+    cases: list[Case] = [(op, inputs_of(9, 4, op, device), 9)]
     for seed, parents in enumerate([*TREES, *reversed(TREES)]):  # so that shapes change places
         inputs = inputs_of(seed, len(parents), op, device)
         if sampling.greedy:
             certain = one_hot(inputs.draft.tokens, WIDTH)
             inputs = inputs._replace(draft=replace(inputs.draft, probs=certain))
-        wishes.append((op, inputs._replace(draft=replace(inputs.draft, parents=parents)), seed))
-    expected = [alone(executor, wish, device) for wish in wishes]
-    made = [*together(executor, wishes[:5], device), *together(executor, wishes[5:], device)]
-    for want, got, (_, inputs, _) in zip(expected, made, wishes, strict=True):
+        cases.append((op, inputs._replace(draft=replace(inputs.draft, parents=parents)), seed))
+    expected = [alone(executor, case, device) for case in cases]
+    made = [*together(executor, cases[:5], device), *together(executor, cases[5:], device)]
+    for want, got, (_, inputs, _) in zip(expected, made, cases, strict=True):
         count, n = int(want.packed[0, 0]), len(inputs.draft)
         assert got.packed[0, : 1 + count].tolist() == want.packed[0, : 1 + count].tolist()
         torch.testing.assert_close(got.probs[:, : n + 1], want.probs[:, : n + 1])
@@ -163,8 +163,8 @@ def test_alike_ones_run_as_one_and_others_by_themselves(monkeypatch: pytest.Monk
     monkeypatch.setattr(EagerExecutor, "run", counted)
     warm, hot = (Verification(Sampling(temperature), WIDTH) for temperature in (0.5, 0.9))
     wanted = [(warm, 3), (hot, 3), (warm, 4), (warm, 0), (warm, 0)]
-    wishes: list[Wish] = [(op, inputs_of(seed, n, op, "cpu"), seed) for seed, (op, n) in enumerate(wanted)]
-    together(EagerExecutor(), wishes, "cpu")
+    cases: list[Case] = [(op, inputs_of(seed, n, op, "cpu"), seed) for seed, (op, n) in enumerate(wanted)]
+    together(EagerExecutor(), cases, "cpu")
     assert sorted(runs) == [(1, 3), (2, 0), (2, 4)]
 
 

@@ -192,7 +192,7 @@ def test_a_planner_that_changes_its_mind(monkeypatch: pytest.MonkeyPatch) -> Non
     planner = Planner(arms, lookup, most=4)
     stack.top.planner = planner
 
-    def decide(length: int, n: int, match: int) -> Plan:
+    def decide(length: int, n: int, match: int, needed: int) -> Plan:  # noqa: ARG001
         turn = (length + n) % 3
         return Plan(min(n, 2) if turn < 2 or match else 0, arms[turn] if turn < 2 else None)
 
@@ -209,7 +209,7 @@ def test_a_middle_that_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     planner = Planner(stack.middle.planner.arms, lookup, most=2)
     stack.middle.planner = planner
 
-    def decide(length: int, n: int, match: int) -> Plan:
+    def decide(length: int, n: int, match: int, needed: int) -> Plan:  # noqa: ARG001
         lookup_now = match and (match + length) % 2
         return Plan(min(n, (length + match) % 3), None if lookup_now else planner.arms[0])
 

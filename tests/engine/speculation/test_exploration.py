@@ -385,6 +385,17 @@ def test_what_loses_next_to_nothing_is_tried_again_soon(cost: float, rounds: int
     assert next(i for i in range(1, 50) if planner.choose(100, 8, 0).trial) == rounds
 
 
+@pytest.mark.parametrize("lacks", [0, 5])
+def test_captures_are_part_of_what_a_further_trial_loses(lacks: int) -> None:
+    planner = measured(plain=0.1)
+    arm = planner.arms[0]
+    arm.learn_cost(0.0775, 1, 1, 0)
+    arm.learn_cost(0.0775, 1, 1, 0)
+    arm.trials, arm.measured_at = len(TRIALS), planner.rounds
+    planner.lacking, planner.investment.earned = lambda _, n: lacks if n else 0, 1000.0
+    assert (tried(planner, 4 * TRY_AGAIN) > 0) == (lacks == 0)
+
+
 def test_a_trial_for_which_too_much_would_be_captured_does_not_stop_decoding_ahead() -> None:
     planner = Planner(arms_of([MIDDLE]), most=8, investment=Investment(Captures()))
     arm = planner.arms[0]

@@ -78,7 +78,7 @@ def test_every_end_is_equal(lab: Lab, warp: str) -> None:
     ends += [(frozenset(), Request(prompt, most, WARPS[warp]), 300) for most in range(-1, 6)]
     ends += [(frozenset(), Request(prompt, 40, WARPS[warp]), 40 + room) for room in range(4)]
     ends += [(frozenset(), Request(prompt, 40, WARPS[warp], (spell(made[i : i + 2]),)), 300) for i in (0, 7)]
-    ends += [(frozenset(), Request(prompt, 9, WARPS[warp], said=made[:5]), 300)]
+    ends += [(frozenset(), Request(prompt, 9, WARPS[warp], generated=made[:5]), 300)]
     for eos, request, context in ends:
         both = engines(lab, eos, context)
         steady, ahead = (lasting(engine.answer(request)) for engine in both)
@@ -158,7 +158,7 @@ def moody(lab: Lab, seed: int) -> Engine:
     planner = engine.top.planner
     arms = [None, *planner.arms]
 
-    def choose(length: int, n: int, match: int) -> Plan:  # noqa: ARG001
+    def choose(length: int, n: int, match: int, needed: int = 0) -> Plan:  # noqa: ARG001
         arm = luck.choice(arms)
         if luck.random() < 0.6 or (arm is None and not match):
             return Plan(0)

@@ -22,22 +22,23 @@ from triforce_chat.engine.draft import Draft, TokenBuffer
 from triforce_chat.engine.events import Verified
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
-from triforce_chat.engine.speculation.arm import TRIALS, Arm, Drafter
+from triforce_chat.engine.speculation.arm import HOPE, TRIALS, Arm, Drafter
 from triforce_chat.engine.speculation.calibration import LevelTimes
 from triforce_chat.engine.speculation.cost_model import (
     COMPUTED_ROW_PRIOR,
+    GUESS,
     ROW_PRIOR,
     AcceptanceCurve,
     Average,
     StepTimes,
 )
 from triforce_chat.engine.speculation.draft_model import DraftModel
-from triforce_chat.engine.speculation.exploration import TRY_AFTER
-from triforce_chat.engine.speculation.investment import INVESTED, SURE, Investment
-from triforce_chat.engine.speculation.lookup import Match, NgramLookup
+from triforce_chat.engine.speculation.exploration import CHANCE, TRY_AFTER
+from triforce_chat.engine.speculation.investment import SURE, Investment
+from triforce_chat.engine.speculation.lookup import ORDERS, Match, NgramLookup
 from triforce_chat.engine.speculation.plan import Expected, Plan, Proposals, sizes
 from triforce_chat.engine.speculation.planner import GAIN, HABIT, Planner
-from triforce_chat.engine.speculation.rounds_ahead import Wish, agreed, rounds_together, several
+from triforce_chat.engine.speculation.rounds_ahead import RoundsRequest, agreed, rounds_together, several
 from triforce_chat.engine.speculation.speculative import Speculative
 
 
@@ -526,6 +527,8 @@ def test_a_fixed_gamma_is_no_choice() -> None:
     assert not planner.decides
     assert not Planner().decides
     assert Planner().choose(9, 0, 0).plain
+    # Where drafts are captured, the last ones are as long as all others.
+    assert [planner.choose(9, 8, 0, needed).n for needed in (8, 2, 1, 0)] == [3, 3, 3, 0]
 
 
 def test_rounds_and_their_drafts_follow_the_acceptance() -> None:
@@ -595,10 +598,31 @@ def plan_of(planner: Planner, rest: int, made: int = 0) -> Plan:
 
 @pytest.mark.parametrize(("rest", "expected"), [(20, 20), (400, SURE)])
 def test_a_trial_waits_for_an_answer_that_pays_for_its_captures(rest: int, expected: int) -> None:
-    affordable = round(expected * steady()(1) * INVESTED / USUAL_CAPTURE - 0.5)
-    assert plan_of(invested(affordable)[0], rest).trial
-    assert plan_of(invested(affordable + 1)[0], rest).plain
+    """They are part of what it may lose: a quarter of what its drafter would win in the rest of the answer."""
+    most = sum(plan_of(invested(lacks)[0], rest).trial for lacks in range(1, 60))
+    planner = invested(0)[0]
+    hoped = max(
+        planner.rates(planner.arms[0], 8, lambda _: 0.0, AcceptanceCurve(GUESS._replace(rate=HOPE))).values()
+    )
+    won = expected * (steady()(1) - 1 / hoped)
+    assert CHANCE * won - 2 * steady()(1) < most * USUAL_CAPTURE < CHANCE * won
+    assert plan_of(invested(most)[0], rest).trial
+    assert plan_of(invested(most + 1)[0], rest).plain
     assert plan_of(invested(0)[0], 4).plain  # too little is left to win back what it may lose
+
+
+@pytest.mark.parametrize("length", [ORDERS - 1, ORDERS])
+def test_lookup_gets_captures_where_the_answer_quotes_long_passages(length: int) -> None:
+    """Of shorter matches most fail."""
+    planner = Planner([], NgramLookup(), most=8, investment=Investment(Captures()))
+    planner.times.steps, planner.lacking = steady(), lambda arm, n: 10 if n else 0  # noqa: ARG005
+    planner.investment.begin(1000)
+    planner.investment.earned, drafted = 100.0, []
+    for rest in range(1000, 990, -1):
+        planner.renew(rest)
+        drafted.append(planner.choose(100, 8, length).n > 0)
+    needed = math.ceil(10 * USUAL_CAPTURE / steady()(1))
+    assert drafted == [length == ORDERS and tokens >= needed for tokens in range(1, 11)]
 
 
 def test_where_a_draft_must_be_made_nothing_keeps_it_from_its_captures() -> None:
@@ -616,6 +640,28 @@ def test_a_size_that_is_not_captured_gives_way_to_one_that_is() -> None:
         assert plan_of(planner, 10_000, made=1000).n == free.n
         planner.lacking = lambda arm, n: 100 if n else 0  # noqa: ARG005
         assert plan_of(planner, 10).n == (0 if plain else free.n)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_draft_longer_than_the_rest_of_an_answer_gives_way_to_no_capture(plain: bool) -> None:
+    planner, _ = invested(0, plain)
+    planner.arms = [known(0.0001, 0.95)]
+    planner.investment.begin(6)
+    planner.renew(6)
+    assert planner.choose(100, 8, 0, 5).n == 5  # what is left over costs a little
+    planner.lacking = lambda arm, n: 0 if n in (0, 7) else 100  # noqa: ARG005
+    planner.investment.begin(6)
+    assert planner.choose(100, 8, 0, 5).n == 7
+    assert planner.choose(100, 8, 0, 0).n == 0
+
+
+def test_only_the_tokens_that_an_answer_lacks_are_worth_something() -> None:
+    planner, _ = invested(0)
+    arm = known(0.0001, 0.95)
+    all_, some = (planner.rates(arm, 7, arm.seconds, arm.curve, needed=needed) for needed in (8, 3))
+    assert all(some[n] == all_[n] for n in (1, 2, 3))
+    assert some[3] > some[4] > some[7]
+    assert all_[3] < all_[4] < all_[7]
 
 
 @pytest.mark.parametrize("rest", [40, 100, 400])
@@ -730,24 +776,24 @@ def test_sequences_make_as_many_rounds_as_each_other_by_what_they_make_on_averag
     good, bad = met(4), met(0)
     alone = [several(each, 8, 100) for each in (good, bad)]
     assert alone[0].rounds < alone[1].rounds
-    made = rounds_together([Wish(each, 8, 100) for each in (good, bad, bad)])
+    made = rounds_together([RoundsRequest(each, 8, 100) for each in (good, bad, bad)])
     assert len(set(made)) == 1
     drafted, rounds = made[0]
     assert alone[0].rounds < rounds < alone[1].rounds
     assert agreed(good, drafted, rounds).arm is good.arms[0]
     assert agreed(bad, drafted, rounds).arm is bad.arms[0]
-    assert rounds_together([Wish(good, 8, 100)]) == [(alone[0].n, alone[0].rounds)]
-    short, _ = rounds_together([Wish(good, 8, 100), Wish(good, 8, 3)])[0]
+    assert rounds_together([RoundsRequest(good, 8, 100)]) == [(alone[0].n, alone[0].rounds)]
+    short, _ = rounds_together([RoundsRequest(good, 8, 100), RoundsRequest(good, 8, 3)])[0]
     assert short <= 2  # the draft model has no more tokens to begin from there
 
 
 def test_who_has_measured_nothing_yet_does_not_decide_for_the_others() -> None:
     known = met(2)
-    drafted, _ = rounds_together([Wish(known, 8, 100)])[0]
+    drafted, _ = rounds_together([RoundsRequest(known, 8, 100)])[0]
     newcomer = Planner([Arm(known.arms[0].drafter)], most=8)
     newcomer.blend = known.blend
     assert not newcomer.times.steps.known
-    assert rounds_together([Wish(known, 8, 100), Wish(newcomer, 8, 100)])[0][0] == drafted
+    assert rounds_together([RoundsRequest(known, 8, 100), RoundsRequest(newcomer, 8, 100)])[0][0] == drafted
 
 
 def test_with_fixed_lengths_or_a_seed_nothing_depends_on_other_sequences() -> None:
@@ -778,12 +824,12 @@ def test_a_token_without_a_draft_says_what_plain_decoding_takes(fixed: bool, ahe
             planner.learn_plain(now)
         else:
             planner.learn(Plan(0), 0, 0, 0, 0.0, now)
-        assert planner.plain_today.seconds(planner.times) == pytest.approx(now)
-    assert planner.plain_today.measured
+        assert planner.current_plain.seconds(planner.times) == pytest.approx(now)
+    assert planner.current_plain.measured
     if fixed:
         assert planner.times.plain_seconds == pytest.approx(0.1)
     planner.use_times(stored(0.3, 0.3, fixed=fixed).known_times)  # after another context
-    assert planner.plain_today.seconds(planner.times) == pytest.approx(0.3)
+    assert planner.current_plain.seconds(planner.times) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -793,12 +839,12 @@ def test_while_drafting_stored_times_are_scaled_as_verifications_are(fixed: bool
     for now in (0.05, 0.2):
         for _ in range(30):
             planner.learn(Plan(4, planner.arms[0]), 0, 4, 2, 0.01, now)
-        assert planner.plain_today.seconds(planner.times) == pytest.approx(0.8 * now, rel=0.1)
-        assert not planner.plain_today.measured
+        assert planner.current_plain.seconds(planner.times) == pytest.approx(0.8 * now, rel=0.1)
+        assert not planner.current_plain.measured
     planner.learn(Plan(0), 0, 0, 0, 0.0, 0.2)
     for _ in range(30):
         planner.learn(Plan(4, planner.arms[0]), 0, 4, 2, 0.01, 0.1)
-    assert planner.plain_today.seconds(planner.times) == pytest.approx(0.1, rel=0.1)
+    assert planner.current_plain.seconds(planner.times) == pytest.approx(0.1, rel=0.1)
 
 
 def test_rounds_report_what_plain_decoding_takes_today() -> None:

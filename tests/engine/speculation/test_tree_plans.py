@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from itertools import pairwise, product
 from types import SimpleNamespace
@@ -21,7 +20,6 @@ from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
-from triforce_chat.engine.speculation import tree_plan
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.calibration import Calibration
 from triforce_chat.engine.speculation.draft_model import DraftModel
@@ -36,19 +34,19 @@ from triforce_chat.engine.speculation.tree_plan import (
     PATIENCE,
     PAYS,
     UNKNOWN,
-    Rivalry,
     RoundCosts,
     TreeOptions,
+    TreeOrChain,
     TreePlan,
     usual,
 )
 from triforce_chat.engine.speculation.tree_rates import PRIOR, RankAcceptance, eldest_line, rates_of
 from triforce_chat.engine.speculation.tree_shapes import best_shape, sequences
-from triforce_chat.engine.tree import levels
+from triforce_chat.engine.tree import depth_of
 
 EAGER: Any = SimpleNamespace(device_side=False)  # a draft model whose forwards are not captured
 CAPTURED: Any = SimpleNamespace(device_side=True)
-FREE = RoundCosts(1.0, 1e-6, 1e-9)  # neither rows nor levels cost anything
+FREE = RoundCosts(1.0, 1e-6, 1e-9)  # neither rows nor depth cost anything
 
 
 # What is learnt
@@ -120,7 +118,7 @@ def test_plans_go_by_measured_times() -> None:
 
     assert len(planned(FREE)) == 32
     assert len(planned(RoundCosts(1.0, 1.0, 1e-9))) == 1  # a row costs as much as a round
-    assert levels(planned(RoundCosts(1.0, 1e-6, 10.0))) == 1  # a level costs ten rounds
+    assert depth_of(planned(RoundCosts(1.0, 1e-6, 10.0))) == 1  # a step of depth costs ten rounds
     assert planned(UNKNOWN, 3) == best_shape(RankAcceptance().rates, 3, 3)
 
 
@@ -146,8 +144,8 @@ def test_larger_trees_may_be_deeper(most: int, deepest: int) -> None:
     for drafter in (EAGER, CAPTURED):
         plan = TreePlan(TreeOptions("auto", planned=most), drafter)
         plan.begin_with(certain)
-        assert levels(plan.shape(most, FREE)) == deepest
-    assert max(levels(shape) for shape in plan.usual_depths()) == deepest
+        assert depth_of(plan.shape(most, FREE)) == deepest
+    assert max(depth_of(shape) for shape in plan.usual_depths()) == deepest
 
 
 def test_what_joins_a_tree_from_elsewhere_has_room_in_it() -> None:
@@ -177,7 +175,7 @@ def test_a_fixed_plan_keeps_to_its_options(options: TreeOptions, size: int, dept
     plan.learn(made, [0], 1 + size, (5.0, 5.0))
     assert plan.shape(options.most, RoundCosts(1.0, 0.1, 0.1)) == made
     assert len(made) == size
-    assert levels(made) <= depth
+    assert depth_of(made) <= depth
 
 
 def test_the_usual_choice_is_the_largest_that_is_no_larger() -> None:
@@ -237,21 +235,21 @@ def test_a_draft_s_window_has_room_for_many_tokens_before_it_is_read_again(depth
 
 
 def test_a_tree_takes_the_chain_s_place_where_it_clearly_pays() -> None:
-    rivalry = Rivalry()
-    assert not rivalry.drafts_tree(0.99 * PAYS, 1.0, 5)
-    assert rivalry.drafts_tree(1.01 * PAYS, 1.0, 5)
-    rivalry.drafted(True, 5)
-    assert rivalry.drafts_tree(1.001, 1.0, 6)  # now it stays as long as it promises more
-    assert not rivalry.drafts_tree(0.999, 1.0, 7)
-    rivalry.drafted(False, 7)
-    assert not rivalry.drafts_tree(1.001, 1.0, 8)
+    choice = TreeOrChain()
+    assert not choice.drafts_tree(0.99 * PAYS, 1.0, 5)
+    assert choice.drafts_tree(1.01 * PAYS, 1.0, 5)
+    choice.drafted(True, 5)
+    assert choice.drafts_tree(1.001, 1.0, 6)  # now it stays as long as it promises more
+    assert not choice.drafts_tree(0.999, 1.0, 7)
+    choice.drafted(False, 7)
+    assert not choice.drafts_tree(1.001, 1.0, 8)
 
 
 def test_what_promises_less_is_measured_again_less_and_less_often() -> None:
-    rivalry, tried = Rivalry(), []
+    choice, tried = TreeOrChain(), []
     for now in range(1, 2000):
-        tree = rivalry.drafts_tree(0.9, 1.0, now)
-        rivalry.drafted(tree, now)
+        tree = choice.drafts_tree(0.9, 1.0, now)
+        choice.drafted(tree, now)
         if tree:
             tried.append(now)
     assert tried[0] == PATIENCE + 1
@@ -263,22 +261,22 @@ def test_what_promises_less_is_measured_again_less_and_less_often() -> None:
 @pytest.mark.parametrize(("rounds", "known", "loss"), [(1, True, 9), (4, True, 36), (4, False, 76)])
 def test_what_is_far_off_is_measured_again_much_later(rounds: int, known: bool, loss: int) -> None:
     """After as long as makes its loss, in rounds of the better one, a small share of the time."""
-    rivalry, wait = Rivalry(), round(loss / LOST)
-    assert not any(rivalry.drafts_tree(0.1, 1.0, now, rounds, known) for now in range(wait))
-    assert rivalry.drafts_tree(0.1, 1.0, wait + 1, rounds, known)
+    choice, wait = TreeOrChain(), round(loss / LOST)
+    assert not any(choice.drafts_tree(0.1, 1.0, now, rounds, known) for now in range(wait))
+    assert choice.drafts_tree(0.1, 1.0, wait + 1, rounds, known)
 
 
 @pytest.mark.parametrize(("promise", "tree"), [(0.95, 0.5), (0.9, 0.4), (0.6, 0.6)])
 def test_measuring_trees_that_do_not_pay_takes_little_time(promise: float, tree: float) -> None:
     """Proposals of four rounds each. Before trees were measured they promise more than they keep."""
-    rivalry, now, lost, known = Rivalry(), 0, 0.0, False
+    choice, now, lost, known = TreeOrChain(), 0, 0.0, False
     while now < 4000:
-        drafts = rivalry.drafts_tree(tree if known else promise, 1.0, now, 4, known)
+        drafts = choice.drafts_tree(tree if known else promise, 1.0, now, 4, known)
         lost += 4 * (1 / tree - 1) if drafts else 0.0
         known = known or drafts
         for _ in range(4):
             now += 1
-            rivalry.drafted(drafts, now)
+            choice.drafted(drafts, now)
         assert lost < 2 * LOST * now
     assert known
 
@@ -336,7 +334,7 @@ def test_what_a_tree_costs_is_learnt_and_the_chain_comes_back() -> None:
     trees.draft = slow  # type: ignore[method-assign, assignment]
     world.run(1000)
     assert trees.measured
-    assert not trees.rivalry.habit
+    assert not trees.choice.prefers_tree
     assert trees.verifications < 40
 
 
@@ -366,10 +364,11 @@ def trees_of(engine: Engine, stack: str) -> TreePlan:
 def test_a_new_process_begins_with_the_ranks_of_an_earlier_one(
     lab: Lab, stack: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tree_plan, "LOST", math.inf)  # trees are tried, whatever the clock says of them here
+    # Trees are drafted, whatever the clock says of them here.
+    monkeypatch.setattr(Planner, "_tree_costs", lambda *_: RoundCosts(1.0, 0.01, 0.01))
+    monkeypatch.setattr(TreeOrChain, "drafts_tree", lambda *_: True)
     shelf, tree = Shelf(), TreeOptions(kind, 8, 3)
     first = engine_of(lab, shelf, stack, tree)
-    trees_of(first, stack).rivalry.patience[1] = 0
     list(first.answer(Request(lab.text(120), 80, Sampling(temperature=1.0))))
     learnt = trees_of(first, stack)
     second = trees_of(engine_of(lab, shelf, stack, tree), stack)

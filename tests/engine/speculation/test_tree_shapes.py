@@ -25,9 +25,9 @@ from triforce_chat.engine.tree import (
     bits,
     branches,
     children,
+    depth_of,
     depths,
     extended,
-    levels,
     paths,
     verified,
 )
@@ -58,7 +58,7 @@ def every_tree(n: int) -> Iterator[Parents]:
 @pytest.mark.parametrize("rates", RATES)
 def test_the_best_shapes_are_those_of_brute_force(rates: Rates) -> None:
     for n in range(1, 9):
-        found = [(levels(tree), expected_accepted(tree, rates)) for tree in every_tree(n)]
+        found = [(depth_of(tree), expected_accepted(tree, rates)) for tree in every_tree(n)]
         for depth in range(1, 9):
             made = best_shape(rates, n, depth)
             best = max((chance for d, chance in found if d <= depth), default=0.0)
@@ -66,7 +66,7 @@ def test_the_best_shapes_are_those_of_brute_force(rates: Rates) -> None:
             assert expected_accepted(made, rates) == pytest.approx(best, abs=1e-12) or len(made) < n
             assert expected_accepted(made, rates) >= best - 1e-12
             assert len(made) <= n
-            assert levels(made) <= depth
+            assert depth_of(made) <= depth
             assert tables(rates, n, depth).accepted[depth, n] == pytest.approx(
                 expected_accepted(made, rates), abs=1e-12
             )
@@ -90,7 +90,7 @@ def test_large_tables_are_those_of_the_plain_recurrence(rates: Rates) -> None:
     for size, depth in ((150, 20), (149, 3), (65, 12)):
         made = best_shape(rates, size, depth)
         assert len(made) <= size
-        assert levels(made) <= depth
+        assert depth_of(made) <= depth
         assert expected_accepted(made, rates) == pytest.approx(float(expected[depth, size]), abs=1e-12)
 
 
@@ -115,7 +115,7 @@ def test_bits_are_words_of_64(n: int) -> None:
         assert number == sum(flag << at for at, flag in enumerate(own))
 
 
-def test_parents_come_level_by_level() -> None:
+def test_parents_come_depth_by_depth() -> None:
     made = best_shape(PRIOR, 40, 8)
     assert len(made) == 40
     assert list(depths(made)) == sorted(depths(made))
@@ -160,7 +160,7 @@ def test_a_level_sees_the_levels_before_it() -> None:
 def test_narrow_trees_have_few_tokens_with_children(rates: Rates, size: int, depth: int, width: int) -> None:
     made = narrow_shape(rates, size, depth, width)
     assert max(widths_of(made)) <= width
-    assert levels(made) <= depth
+    assert depth_of(made) <= depth
     assert len(made) <= size
     assert list(depths(made)) == sorted(depths(made))
     wide = narrow_shape(rates, size, depth, size)

@@ -19,7 +19,9 @@ from triforce_chat.chat.events import LevelTally, Tally
 from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.retrieval import FallingAcceptance
 from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Recent, select
-from triforce_chat.engine.cache.storage import KVBuffer, KVView, Shape
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.detokenizer import Detokenizer, StopStrings, overlap
 from triforce_chat.engine.draft import Draft, TokenBuffer, one_hot
 from triforce_chat.engine.events import Finished, Text, Verified
@@ -41,6 +43,7 @@ from triforce_chat.engine.speculation.cost_model import StepTimes
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.lookup import CUTOFF, ORDERS, NgramLookup, longest_match
 from triforce_chat.engine.speculation.planner import Planner
+from triforce_chat.engine.speculation.round import Outcome
 from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.errors import UsageError
 
@@ -344,6 +347,17 @@ def test_longest_match_against_a_naive_search(tokens: list[int]) -> None:
         if match and match >= best[1]:
             best = (end, match)
     assert longest_match(torch.tensor(tokens, dtype=torch.long)) == best
+
+
+@pytest.mark.parametrize(("committed", "right"), [([5, 6, 7], 3), ([5, 6], 2), ([5, 8, 7], 1), ([8], 0)])
+def test_the_host_sees_how_many_tokens_of_a_match_came_true(committed: list[int], right: int) -> None:
+    count, unused = len(committed), [6, 7, 8][len(committed) :]
+    verdict = [count, *committed, *unused, 2, 1]
+    outcome = Outcome.of([*verdict, *[5, 6, 7, 9], 4, 8], 4)
+    assert (outcome.ids, outcome.right, outcome.match, outcome.following) == (committed, right, 4, 8)
+    assert outcome.drafted == 2
+    plain = Outcome.of(verdict)
+    assert (plain.ids, plain.right, plain.match, plain.following) == (committed, 0, 0, 0)
 
 
 def test_lookup_continues_the_latest_match() -> None:

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from triforce_chat.cli.app import app
 from triforce_chat.engine.cache.offload import OffloadedKV
-from triforce_chat.engine.cache.storage import KVView, SlotStorage
+from triforce_chat.engine.cache.storage import SlotStorage
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import tokens_of
@@ -111,8 +112,8 @@ def test_the_command(command: list[str]) -> None:
         "host attention",
         "transformers offloaded",
     }
-    for (name, heat), row in rows.items():
-        plain = rows["autoregressive", heat]
+    for (name, temperature), row in rows.items():
+        plain = rows["autoregressive", temperature]
         if name not in ("autoregressive", "streaming"):
             assert row["plain_ms_per_token"] == plain["ms_per_token"]
             assert row["speedup"] == pytest.approx(plain["ms_per_token"] / row["ms_per_token"])

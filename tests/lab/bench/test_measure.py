@@ -19,10 +19,10 @@ from triforce_chat.chat.events import Tally
 from triforce_chat.cli.app import app
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine import prefix_cache
-from triforce_chat.engine.cache.storage import KVCache
+from triforce_chat.engine.cache.kv_cache import KVCache
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Finished, Verified
-from triforce_chat.engine.exactness import Doubts, tokens_of
+from triforce_chat.engine.exactness import Differences, tokens_of
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import DoesNotFit, ModelError, UsageError
 from triforce_chat.lab.bench import measure
@@ -162,7 +162,7 @@ class Scripted(Bench):
     end: KeyboardInterrupt | Exception = KeyboardInterrupt()
 
     def __init__(self, script: dict[tuple[int, str], list[float]], repeats: int) -> None:
-        super().__init__(None, LOADED, repeats, heard=self.hear)  # type: ignore[arg-type]
+        super().__init__(None, LOADED, repeats, on_run=self.hear)  # type: ignore[arg-type]
         self.script = {key: [*values] for key, values in script.items()}
         self.warmed: list[tuple[int, str]] = []
         self.heard_of: list[tuple[int, int, str, float]] = []
@@ -182,8 +182,8 @@ class Scripted(Bench):
             raise self.end
         return Run(ended(ms), ms * 10 / 1000, ms + 1 if settings.stack == "lookup" else None)
 
-    def doubts(self, ids: Sequence[int], settings: Settings, run: Run) -> Doubts:  # noqa: ARG002
-        return Doubts(ids[0], 0, ids[0] / 8)
+    def differences(self, ids: Sequence[int], settings: Settings, run: Run) -> Differences:  # noqa: ARG002
+        return Differences(ids[0], 0, ids[0] / 8)
 
 
 def test_speedups_are_means_over_prompts_of_ratios_of_medians() -> None:
@@ -326,12 +326,12 @@ def test_one_prefill_of_a_prompt_serves_all_cases(lab: Lab, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("small_stacks")
 def test_the_warmup_is_not_counted(lab: Lab) -> None:
-    heard: list[int] = []
+    on_run: list[int] = []
     bench = Bench(
-        lab.engine(), LOADED, 2, 7, heard=lambda *found: heard.append(len(found[3].tally.token_ids))
+        lab.engine(), LOADED, 2, 7, on_run=lambda *found: on_run.append(len(found[3].tally.token_ids))
     )
     [row] = bench.rows([lab.text(90)], cases(Settings(max_tokens=9), ["triforce"], [0], []))
-    assert (row.warmup, row.tokens, heard) == (7, 9, [9, 9])
+    assert (row.warmup, row.tokens, on_run) == (7, 9, [9, 9])
 
 
 @pytest.mark.usefixtures("small_stacks")
@@ -348,19 +348,19 @@ def test_without_a_warmup_each_case_reads_the_prompt_by_itself(
 
 @pytest.mark.usefixtures("small_stacks")
 def test_plain_decoding_may_stop_early(lab: Lab) -> None:
-    heard: list[int] = []
+    on_run: list[int] = []
     bench = Bench(
         lab.engine(),
         LOADED,
         1,
         7,
         past_end=True,
-        heard=lambda *found: heard.append(len(found[3].tally.token_ids)),
+        on_run=lambda *found: on_run.append(len(found[3].tally.token_ids)),
         plain_tokens=12,
     )
     made = cases(Settings(temperature=0), ["autoregressive", "triforce"], [], ["tokens=8,20"])
     rows = list(bench.rows([lab.text(90)], made))
-    assert heard == [row.tokens for row in rows] == [8, 12, 8, 20]
+    assert on_run == [row.tokens for row in rows] == [8, 12, 8, 20]
     assert [row.warmup for row in rows] == [3, 3, 7, 7]
     assert [row.same_tokens for row in rows] == [True] * 4
     assert rows[3].speedup == rows[1].ms_per_token / rows[3].ms_per_token
@@ -371,12 +371,12 @@ def test_all_stacks_decode_the_same_text(lab: Lab) -> None:
     """One for each prompt and temperature, of the longest length, in whichever order the stacks come."""
     told: dict[tuple[int, float | None], set[tuple[int, ...]]] = {}
 
-    def heard(_: int, prompt: int, case: Case, run: Run) -> None:
+    def on_run(_: int, prompt: int, case: Case, run: Run) -> None:
         ids = tuple(run.tally.token_ids)
         assert len(ids) == (12 if case.plain else case.settings.max_tokens)
         told.setdefault((prompt, case.settings.temperature), set()).add(ids)
 
-    bench = Bench(lab.engine(), LOADED, 2, 5, heard=heard, plain_tokens=12, same_text=True)
+    bench = Bench(lab.engine(), LOADED, 2, 5, on_run=on_run, plain_tokens=12, same_text=True)
     prompts = [lab.text(90), lab.text(90, seed=4)]
     stacks = ["triforce", "naive", "autoregressive", "lookup"]
     rows = list(bench.rows(prompts, cases(Settings(), stacks, [0, 0.9], ["tokens=20,30"])))
@@ -475,8 +475,8 @@ def test_every_greedy_token_is_held_against_plain_scores(lab: Lab) -> None:
     }
     right = tokens_of(bench.engine, Request(ids, 30, past_end=True))
     wrong = [*right[:20], right[20] + 1, *right[21:]]
-    assert bench.doubts(ids, made[0].settings, Run(Tally(token_ids=right), 1.0)) == (0, 0, 0.0)
-    assert bench.doubts(ids, made[0].settings, Run(Tally(token_ids=wrong), 1.0)).mismatches > 0
+    assert bench.differences(ids, made[0].settings, Run(Tally(token_ids=right), 1.0)) == (0, 0, 0.0)
+    assert bench.differences(ids, made[0].settings, Run(Tally(token_ids=wrong), 1.0)).mismatches > 0
 
 
 def test_what_repeats_itself_is_not_fresh() -> None:

@@ -18,13 +18,13 @@ BENCHMARKS = ROOT / "benchmarks"
 
 
 def row(
-    contender: str, speedup: float | None, context: int = 1000, heat: float = 0.0, **varied: str
+    contender: str, speedup: float | None, context: int = 1000, temperature: float = 0.0, **varied: str
 ) -> dict[str, Any]:
     likely = None if speedup is None else [speedup - 0.1, speedup + 0.1]
     return {
         "contender": contender,
         "context": context,
-        "temperature": heat,
+        "temperature": temperature,
         "varied": {name.replace("_", "-"): value for name, value in varied.items()},
         "speedup": speedup,
         "speedup_interval": likely,
@@ -37,7 +37,11 @@ def record(path: Path, *rows: dict[str, Any], **more: Any) -> Path:
 
 
 def test_temperatures_stand_beside_the_published_ones(tmp_path: Path) -> None:
-    rows = [row(name, 3 - heat, heat=heat) for heat in (0.6, 0.0) for name in ("autoregressive", "triforce")]
+    rows = [
+        row(name, 3 - temperature, temperature=temperature)
+        for temperature in (0.6, 0.0)
+        for name in ("autoregressive", "triforce")
+    ]
     [panel] = panels_of(rows_of([record(tmp_path / "a.json", *rows)]))
     assert panel.axis == "temperature"
     assert panel.series == {"triforce": [Point(0.0, 3.0, 2.9, 3.1), Point(0.6, 2.4, 2.3, 2.5)]}
@@ -63,7 +67,7 @@ def test_everything_that_varies_has_a_panel(tmp_path: Path) -> None:
     ("more", "beside"), [({}, True), ({"offloaded": True}, False), ({"settings": {"tp": 2}}, False)]
 )
 def test_the_published_ones_are_of_one_chip(tmp_path: Path, more: dict[str, Any], beside: bool) -> None:
-    rows = rows_of([record(tmp_path / "1.json", row("auto", 2.0), row("auto", 3.0, heat=0.6), **more)])
+    rows = rows_of([record(tmp_path / "1.json", row("auto", 2.0), row("auto", 3.0, temperature=0.6), **more)])
     (panel,) = panels_of(rows)
     assert bool(panel.published) == beside
 
@@ -123,11 +127,11 @@ def test_without_the_library(
 def test_a_plot_is_drawn(tmp_path: Path, ending: str) -> None:
     pytest.importorskip("matplotlib")
     rows = [
-        row("triforce", 2.0 + heat, heat=heat, policy=policy)
-        for heat in (0.0, 1.0)
+        row("triforce", 2.0 + temperature, temperature=temperature, policy=policy)
+        for temperature in (0.0, 1.0)
         for policy in ("mean", "minmax")
     ]
-    rows.append({**row("auto", 2.0, heat=0.5), "speedup_interval": None})
+    rows.append({**row("auto", 2.0, temperature=0.5), "speedup_interval": None})
     file, out = record(tmp_path / "a.json", *rows), tmp_path / f"a.{ending}"
     assert main([str(file), "--out", str(out), "--title", "Made up"]) == 0
     drawn = out.read_bytes()

@@ -13,9 +13,10 @@ import torch
 from support.labs import SMALL_BUDGET, Lab
 from torch import Tensor
 
+from triforce_chat.engine.cache.kv_cache import KVCache
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.quantization import INT8
-from triforce_chat.engine.cache.storage import KVCache, Shape
+from triforce_chat.engine.cache.shape import Shape
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.detokenizer import TextCodec
@@ -38,7 +39,7 @@ from triforce_chat.lab.evaluation.acceptance import (
     rates_by_rank,
     rows,
 )
-from triforce_chat.lab.evaluation.continuations import Asked, at_once, continuations, one_by_one
+from triforce_chat.lab.evaluation.continuations import ContinuationRequest, at_once, continuations, one_by_one
 from triforce_chat.lab.evaluation.forced import drafted, looked_up
 from triforce_chat.lab.evaluation.means import Mean, Sum, mean
 from triforce_chat.lab.evaluation.places import Prompt, prompts
@@ -101,7 +102,8 @@ class Whole(KVCache):
     """A cache that hands back what it was given."""
 
     def update(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Any:  # noqa: ARG002
-        from triforce_chat.engine.cache.storage import KVView, rounded_up
+        from triforce_chat.engine.cache.allocation import rounded_up
+        from triforce_chat.engine.cache.view import KVView
 
         pad = (0, 0, 0, rounded_up(k.shape[2]) - k.shape[2])
         return KVView(torch.nn.functional.pad(k, pad), torch.nn.functional.pad(v, pad), k.shape[2])
@@ -218,7 +220,7 @@ def test_the_middle_level_is_built_before_the_text_is_made(lab: Lab, monkeypatch
     asked = plan(policies=["mean"], tokens=80)
 
     def other_text_first(
-        engine: Engine, prefix: Sequence[int], asked: Sequence[Asked], *_: Any
+        engine: Engine, prefix: Sequence[int], asked: Sequence[ContinuationRequest], *_: Any
     ) -> list[list[int]]:
         one_by_one(engine, prefix, asked, 80, ())  # its queries replace the prompt's
         return [made]
@@ -265,7 +267,9 @@ def test_with_verifications_a_text_is_read_piece_by_piece(
 def test_every_sample_has_a_seed_of_its_own(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Sampling] = []
 
-    def noted(_engine: Engine, _ids: Sequence[int], each: Sequence[Asked], *_: Any) -> list[list[int]]:
+    def noted(
+        _engine: Engine, _ids: Sequence[int], each: Sequence[ContinuationRequest], *_: Any
+    ) -> list[list[int]]:
         asked.extend(one.sampling for one in each)
         return [[1] for _ in each]
 
@@ -352,8 +356,8 @@ def test_lookups_are_the_levels_own(lab: Lab) -> None:
     assert 0 < told.proposed.sum() < 100
 
 
-def behind(prompt: list[int], *samplings: Sampling) -> tuple[list[int], list[Asked]]:
-    return prompt[:-1], [Asked(prompt[-1:], sampling) for sampling in samplings]
+def behind(prompt: list[int], *samplings: Sampling) -> tuple[list[int], list[ContinuationRequest]]:
+    return prompt[:-1], [ContinuationRequest(prompt[-1:], sampling) for sampling in samplings]
 
 
 def test_continuations_are_plain_samples_up_to_the_end(lab: Lab) -> None:
@@ -373,7 +377,7 @@ def test_only_keys_in_the_format_of_the_weights_are_batched(
     kv: torch.dtype | None, batched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch has a cache of its own, in which nothing is quantized."""
-    asked = [Asked([3], Sampling())]
+    asked = [ContinuationRequest([3], Sampling())]
     shape = Shape(2, 4, 2, 16, torch.bfloat16, torch.device("cuda"), kv)
     engine: Any = SimpleNamespace(target=SimpleNamespace(shape=shape))
     for name, made in (("at_once", [1]), ("one_by_one", [0])):
@@ -384,7 +388,7 @@ def test_only_keys_in_the_format_of_the_weights_are_batched(
 def test_continuations_at_once_are_those_made_one_by_one(lab: Lab) -> None:
     prompt, engine = lab.text(40), lab.engine("autoregressive")
     prefix, asked = behind(prompt, Sampling(), Sampling(repetition_penalty=1.5))
-    asked.append(Asked(prompt[3:9], Sampling()))
+    asked.append(ContinuationRequest(prompt[3:9], Sampling()))
     slow = one_by_one(engine, prefix, asked, 20, ())
     assert at_once(engine, prefix, asked, 20) == slow
     assert slow[0] != slow[1]

@@ -10,14 +10,14 @@ from support.labs import Lab, spell
 from torch import Tensor
 
 from triforce_chat.engine.sampling.options import Sampling
-from triforce_chat.lab.evaluation.answers import FACT_TOKENS, Found, Score, facts, replies, scores
+from triforce_chat.lab.evaluation.answers import FACT_TOKENS, FactAnswer, Score, facts, replies, scores
 from triforce_chat.lab.evaluation.questions import Question
 from triforce_chat.lab.evaluation.tables import fact_tables
-from triforce_chat.lab.evaluation.tasks import Asked, Case
+from triforce_chat.lab.evaluation.tasks import Case, TaskQuestion
 
 
-def asked(suffix: list[int], answer: str, kind: str = "name", depth: float | None = 0.5) -> Asked:
-    return Asked(depth, kind, suffix, "who?", answer)
+def asked(suffix: list[int], answer: str, kind: str = "name", depth: float | None = 0.5) -> TaskQuestion:
+    return TaskQuestion(depth, kind, suffix, "who?", answer)
 
 
 def test_answers_are_the_models_own_and_graded(lab: Lab) -> None:
@@ -84,9 +84,9 @@ def test_short_questions_are_asked_one_by_one(lab: Lab) -> None:
 
 
 def test_right_answers_are_counted_by_what_is_asked_for() -> None:
-    def one(context: int, depth: float | None, right: bool) -> Found:
+    def one(context: int, depth: float | None, right: bool) -> FactAnswer:
         kind = "absent" if depth is None else "name"
-        return Found(context, 0, depth, kind, "", "", "", right, False)
+        return FactAnswer(context, 0, depth, kind, "", "", "", right, False)
 
     found = [one(8, 0.0, True), one(8, 0.0, False), one(8, None, True), one(32, 0.5, True)]
     assert scores(found, lambda each: (each.context, each.depth)) == {

@@ -9,7 +9,7 @@ import pytest
 
 from triforce_chat.documents import Document, Page
 from triforce_chat.errors import DoesNotFit
-from triforce_chat.lab.evaluation.sources import Plan, Score, Traced, cases, excerpt, plant, scores
+from triforce_chat.lab.evaluation.sources import Plan, Score, SourceCheck, cases, excerpt, plant, scores
 from triforce_chat.lab.tasks.facts import SINGLE, facts_of
 
 WORDS = 20  # of a paragraph
@@ -52,8 +52,10 @@ def test_cases_are_the_same_again_and_differ_from_each_other() -> None:
     assert cases([TEXT], count, 600, Plan([600], 4, 5, 70, seed=2)) != first
 
 
-def answer(page: int, *named: int, right: bool = True, kind: str = "name", sentence: bool = False) -> Traced:
-    return Traced(600, "Tale", 10, kind, "?", "x", "x", right, page, named, sentence, 0.5)
+def answer(
+    page: int, *named: int, right: bool = True, kind: str = "name", sentence: bool = False
+) -> SourceCheck:
+    return SourceCheck(600, "Tale", 10, kind, "?", "x", "x", right, page, named, sentence, 0.5)
 
 
 def test_only_right_answers_count() -> None:

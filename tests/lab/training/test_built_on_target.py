@@ -15,7 +15,14 @@ from transformers import AutoConfig, DynamicCache, LlamaForCausalLM
 
 from triforce_chat.errors import UsageError
 from triforce_chat.lab.training import draft as module
-from triforce_chat.lab.training.draft import DraftRecipe, DraftTraining, Taught, accepted, penalized, spread
+from triforce_chat.lab.training.draft import (
+    DraftRecipe,
+    DraftTraining,
+    TargetData,
+    accepted,
+    penalized,
+    spread,
+)
 from triforce_chat.lab.training.lessons import Lessons, Teacher, Window
 from triforce_chat.lab.training.segments import LONGEST, even_ages, random_ages
 from triforce_chat.lab.training.students import BuiltOnTarget
@@ -50,7 +57,7 @@ def recipe(**changes: Any) -> DraftRecipe:
 def training(
     loaded: LoadedModel, lessons: Lessons, folder: Path, start: Path | None = None, **changes: Any
 ) -> DraftTraining:
-    return DraftTraining([Taught(loaded, lessons, lessons)], recipe(**changes), folder, start)
+    return DraftTraining([TargetData(loaded, lessons, lessons)], recipe(**changes), folder, start)
 
 
 def student_of(training: DraftTraining) -> BuiltOnTarget:
@@ -191,7 +198,7 @@ def test_the_state_says_what_tokens_do_not(loaded: LoadedModel, tmp_path: Path) 
     known, unseen = foresighted(loaded, 0), foresighted(loaded, 1)
     found = [
         DraftTraining(
-            [Taught(loaded, known, unseen)],
+            [TargetData(loaded, known, unseen)],
             recipe(built_on_target=built, vocabulary=40, layers=1, steps=400),
             tmp_path / str(built),
         ).run(lambda _: None)
@@ -220,13 +227,13 @@ def test_the_test_tells_every_token_after_a_state(
         q[:, made.subset.target_ids] = narrow
         under = batch.seen(slice(None), loaded.vocab_size), batch.penalty(slice(None))
         p, q = penalized(p, *under)[0], penalized(q, *under)[0]
-        parts.append((ages, {heat: accepted(p, q, heat) for heat in (0.0, 0.6, 1.0)}))
+        parts.append((ages, {temperature: accepted(p, q, temperature) for temperature in (0.0, 0.6, 1.0)}))
     ages = torch.cat([own for own, _ in parts])
-    for heat in (0.0, 0.6, 1.0):
-        all_of = torch.cat([own[heat] for _, own in parts])
+    for temperature in (0.0, 0.6, 1.0):
+        all_of = torch.cat([own[temperature] for _, own in parts])
         means = [float(all_of[ages == age].mean()) for age in range(LONGEST)]
-        assert told[f"accepted at {heat:g}"] == pytest.approx(sum(means[:4]) / 4, abs=1e-4)
-        if heat == 0:
+        assert told[f"accepted at {temperature:g}"] == pytest.approx(sum(means[:4]) / 4, abs=1e-4)
+        if temperature == 0:
             assert [told[f"token {age + 1} at 0"] for age in range(LONGEST)] == pytest.approx(means, abs=2e-3)
 
 

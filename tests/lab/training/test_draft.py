@@ -23,7 +23,7 @@ from triforce_chat.lab.training.course import LOG
 from triforce_chat.lab.training.draft import (
     DraftRecipe,
     DraftTraining,
-    Taught,
+    TargetData,
     accepted,
     frequent_tokens,
     penalized,
@@ -54,7 +54,7 @@ def recipe(**changes: Any) -> DraftRecipe:
 
 
 def training(loaded: LoadedModel, lessons: Lessons, folder: Path, **changes: Any) -> DraftTraining:
-    return DraftTraining([Taught(loaded, lessons, lessons)], recipe(**changes), folder)
+    return DraftTraining([TargetData(loaded, lessons, lessons)], recipe(**changes), folder)
 
 
 def llama_of(training: DraftTraining) -> LlamaForCausalLM:
@@ -109,7 +109,7 @@ def test_the_test_is_the_mean_acceptance_of_all_foretold_tokens(
     monkeypatch.setattr(module, "SLICE", 100)
     made = training(loaded, lessons, tmp_path)
     found = made.test()
-    for heat in (0.0, 0.6, 1.0):
+    for temperature in (0.0, 0.6, 1.0):
         parts = []
         for window in lessons.windows:
             with torch.no_grad():
@@ -117,8 +117,10 @@ def test_the_test_is_the_mean_acceptance_of_all_foretold_tokens(
                 p = loaded.model.lm_head(lessons.hidden[window.offset : window.offset + window.count])
             batch = lessons.batch([window])
             under = batch.seen(slice(None), loaded.vocab_size), batch.penalty(slice(None))
-            parts.append(accepted(penalized(p, *under)[0], penalized(q, *under)[0], heat))
-        assert found[f"accepted at {heat:g}"] == pytest.approx(float(torch.cat(parts).mean()), abs=1e-4)
+            parts.append(accepted(penalized(p, *under)[0], penalized(q, *under)[0], temperature))
+        assert found[f"accepted at {temperature:g}"] == pytest.approx(
+            float(torch.cat(parts).mean()), abs=1e-4
+        )
 
 
 def test_a_saved_draft_is_the_trained_one(loaded: LoadedModel, lessons: Lessons, tmp_path: Path) -> None:
@@ -166,17 +168,17 @@ def test_a_stopped_training_goes_on(
 def test_a_draft_can_begin_with_another(loaded: LoadedModel, lessons: Lessons, tmp_path: Path) -> None:
     first = training(loaded, lessons, tmp_path / "first", steps=30)
     first.run(lambda _: None)
-    taught = [Taught(loaded, lessons, lessons)]
-    second = DraftTraining(taught, recipe(), tmp_path / "second", tmp_path / "first")
+    targets = [TargetData(loaded, lessons, lessons)]
+    second = DraftTraining(targets, recipe(), tmp_path / "second", tmp_path / "first")
     for ours, theirs in zip(llama_of(second).parameters(), llama_of(first).parameters(), strict=True):
         assert torch.equal(ours, theirs.bfloat16().float())
     assert llama_of(second).lm_head.weight is llama_of(second).get_input_embeddings().weight
     assert second.course.step == 0
     for changes in ({"layers": 2}, {"hidden": 16}):
         with pytest.raises(UsageError, match="no draft of this"):
-            DraftTraining(taught, recipe(**changes), tmp_path / "third", tmp_path / "first")
+            DraftTraining(targets, recipe(**changes), tmp_path / "third", tmp_path / "first")
     with pytest.raises(UsageError, match="no draft of this"):
-        DraftTraining(taught, recipe(), tmp_path / "third", tmp_path / "nowhere")
+        DraftTraining(targets, recipe(), tmp_path / "third", tmp_path / "nowhere")
 
 
 def test_what_has_ended_is_not_trained_again(loaded: LoadedModel, lessons: Lessons, tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def test_what_has_ended_is_not_trained_again(loaded: LoadedModel, lessons: Lesso
 
 
 def test_a_draft_knows_the_most_frequent_tokens(loaded: LoadedModel, lessons: Lessons) -> None:
-    known = frequent_tokens([Taught(loaded, lessons, lessons)], 20)
+    known = frequent_tokens([TargetData(loaded, lessons, lessons)], 20)
     times = torch.bincount(torch.tensor([token for window in lessons.windows for token in window.tokens]))
     ends = set(loaded.eos_ids)
     assert known.tolist() == sorted(set(known.tolist()))
@@ -201,9 +203,9 @@ def test_a_draft_of_few_tokens_learns_from_two_targets(
     loaded: LoadedModel, lessons: Lessons, tmp_path: Path
 ) -> None:
     twin = dataclasses.replace(loaded, name="twin")
-    taught = [Taught(loaded, lessons, lessons), Taught(twin, lessons, lessons)]
+    targets = [TargetData(loaded, lessons, lessons), TargetData(twin, lessons, lessons)]
     count = loaded.vocab_size - 40
-    made = DraftTraining(taught, recipe(vocabulary=count, steps=150), tmp_path)
+    made = DraftTraining(targets, recipe(vocabulary=count, steps=150), tmp_path)
     assert llama_of(made).config.vocab_size == count + 1
     before = made.test()
     after = made.run(lambda _: None)
@@ -211,7 +213,7 @@ def test_a_draft_of_few_tokens_learns_from_two_targets(
     assert after["accepted at 1 by twin"] > before["accepted at 1 by twin"] + 0.2
     stored = read_draft_vocabulary(tmp_path)
     assert stored is not None
-    assert torch.equal(stored.target_ids, frequent_tokens(taught, count))
+    assert torch.equal(stored.target_ids, frequent_tokens(targets, count))
     assert stored.tokenizer == vocabulary_hash(loaded.tokenizer)
     # What a runner makes of it: the target's ids, no chance for what the draft doesn't know, the same acceptance.
     runner = Runner(copy.deepcopy(llama_of(made)), loaded.vocab_size, target_ids=stored.target_ids)
@@ -233,11 +235,11 @@ def test_a_draft_of_few_tokens_can_begin_with_another(
     first.run(lambda _: None)
     other = Lessons()
     other.windows = [Window(list(range(200, 300)), 1, 0)]
-    taught = [Taught(loaded, other, lessons)]
-    second = DraftTraining(taught, recipe(vocabulary=40), tmp_path / "second", tmp_path / "first")
+    targets = [TargetData(loaded, other, lessons)]
+    second = DraftTraining(targets, recipe(vocabulary=40), tmp_path / "second", tmp_path / "first")
     assert first.vocabulary is not None
     assert second.vocabulary is not None
-    assert not torch.equal(frequent_tokens(taught, 40), first.vocabulary.target_ids)
+    assert not torch.equal(frequent_tokens(targets, 40), first.vocabulary.target_ids)
     stored = read_draft_vocabulary(tmp_path / "second")
     assert stored is not None
     for found in (stored, second.vocabulary):
@@ -245,14 +247,14 @@ def test_a_draft_of_few_tokens_can_begin_with_another(
         assert found.tokenizer == first.vocabulary.tokenizer
     for count in (0, 39):
         with pytest.raises(UsageError, match="no draft of this"):
-            DraftTraining(taught, recipe(vocabulary=count), tmp_path / "third", tmp_path / "first")
+            DraftTraining(targets, recipe(vocabulary=count), tmp_path / "third", tmp_path / "first")
 
 
 @pytest.mark.parametrize("count", [2, 40])
 def test_what_a_draft_does_not_know_counts_as_rejected(
     loaded: LoadedModel, lessons: Lessons, tmp_path: Path, count: int
 ) -> None:
-    made = DraftTraining([Taught(loaded, lessons, lessons)], recipe(vocabulary=count), tmp_path)
+    made = DraftTraining([TargetData(loaded, lessons, lessons)], recipe(vocabulary=count), tmp_path)
     assert made.subset is not None
     known = (lessons.hidden @ loaded.model.lm_head.weight.T).softmax(-1)[:, made.subset.target_ids]
     assert 0 < made.test()["accepted at 1"] <= float(known.sum(-1).mean()) + 1e-3

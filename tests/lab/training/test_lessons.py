@@ -15,14 +15,14 @@ from support.trained_models import builder_of, load, save_target
 from torch import Tensor
 
 from triforce_chat.chat.template import Message
-from triforce_chat.engine.cache.storage import Shape
+from triforce_chat.engine.cache.shape import Shape
 from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.lab.generation import Sampled
 from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.lab.tasks.dialogue import Example
 from triforce_chat.lab.training import lessons as module
 from triforce_chat.lab.training.everyday import everyday
-from triforce_chat.lab.training.lessons import RECENT, SINKS, Lessons, Teacher, Window, heats
+from triforce_chat.lab.training.lessons import RECENT, SINKS, Lessons, Teacher, Window, sampling_choices
 from triforce_chat.lab.training.requests import QUESTIONS, SUMMARIES
 from triforce_chat.models.load import LoadedModel
 
@@ -61,8 +61,8 @@ class Witness:
             made.texts.append(example.ids)
             return example
 
-        def generated(prefixes: Tensor, suffixes: list[list[int]], heat: Any, tokens: int) -> Sampled:
-            sampled = run(prefixes, suffixes, heat, tokens)
+        def generated(prefixes: Tensor, suffixes: list[list[int]], sampling: Any, tokens: int) -> Sampled:
+            sampled = run(prefixes, suffixes, sampling, tokens)
             made.texts.clear()
             for i, suffix in enumerate(suffixes):
                 before = [*prefixes[i * len(prefixes) // len(suffixes)].tolist(), *suffix]
@@ -219,7 +219,7 @@ def test_every_answer_keeps_the_penalty_that_it_was_drawn_with(loaded: LoadedMod
     teacher.continue_text(random.Random(0), texts=2, each=10, length=100, tokens=20)
     windows = teacher.lessons.windows
     assert {round(window.penalty, 3) for window in windows} == {1.0, 1.1}
-    assert all(window.said == (window.count if window.penalty > 1 else 0) for window in windows)
+    assert all(window.penalized == (window.count if window.penalty > 1 else 0) for window in windows)
 
 
 def test_answers_to_everyday_questions(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,9 +241,11 @@ def test_answers_to_everyday_questions(loaded: LoadedModel, monkeypatch: pytest.
 
 
 def test_heats_have_the_targets_own_penalty(loaded: LoadedModel) -> None:
-    assert set(heats(loaded)) == {(heat, 1.0) for heat in (0.0, 0.3, 0.6, 1.0)}
-    found = heats(dataclasses.replace(loaded, sampling={"repetition_penalty": 1.1, "temperature": 0.4}))
+    assert set(sampling_choices(loaded)) == {(temperature, 1.0) for temperature in (0.0, 0.3, 0.6, 1.0)}
+    found = sampling_choices(
+        dataclasses.replace(loaded, sampling={"repetition_penalty": 1.1, "temperature": 0.4})
+    )
     assert {penalty for _, penalty in found} == {1.0, 1.1}
-    assert {heat for heat, penalty in found if penalty == 1.0} == {0.0, 0.6, 1.0}
+    assert {temperature for temperature, penalty in found if penalty == 1.0} == {0.0, 0.6, 1.0}
     assert [penalty for _, penalty in found].count(1.1) > len(found) / 2
     assert found.count((0.0, 1.1)) > found.count((1.0, 1.1)) > 0

@@ -80,10 +80,10 @@ def test_the_penalty_is_the_samplers(penalty: float) -> None:
 
 @pytest.mark.parametrize("size", [5, 23, 100])
 @pytest.mark.parametrize(("kl", "tv"), [(1.0, 0.0), (0.3, 1.0), (0.0, 2.0)])
-@pytest.mark.parametrize("heat", [1.0, 0.4])
+@pytest.mark.parametrize("temperature", [1.0, 0.4])
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
 def test_the_distance_and_its_gradients(
-    monkeypatch: pytest.MonkeyPatch, size: int, kl: float, tv: float, heat: float, penalty: float
+    monkeypatch: pytest.MonkeyPatch, size: int, kl: float, tv: float, temperature: float, penalty: float
 ) -> None:
     monkeypatch.setattr(draft, "SLICE", size)
     student, head = random(ROWS, 6, seed=0), random(VOCABULARY, 6, seed=1)
@@ -91,9 +91,12 @@ def test_the_distance_and_its_gradients(
     batch = said(teacher, penalty)
     every = slice(None)
     under = batch.seen(every, VOCABULARY), batch.penalty(every)
-    p, q = ((penalized(rows, *under)[0] / heat).softmax(-1) for rows in (teacher @ other.T, student @ head.T))
+    p, q = (
+        (penalized(rows, *under)[0] / temperature).softmax(-1)
+        for rows in (teacher @ other.T, student @ head.T)
+    )
     plain = kl * (p * (p.log() - q.log())).sum() + tv * (p - q).abs().sum() / 2
-    loss: Tensor = Distance.apply(student, head, batch, other, heat, kl, tv)  # type: ignore[no-untyped-call]
+    loss: Tensor = Distance.apply(student, head, batch, other, temperature, kl, tv)  # type: ignore[no-untyped-call]
     torch.testing.assert_close(loss.double(), plain, rtol=1e-5, atol=1e-5)
     found, expected = gradients(3 * loss, student, head), gradients(3 * plain, student, head)
     for ours, theirs in zip(found, expected, strict=True):
@@ -106,9 +109,9 @@ def test_acceptance_at_zero_is_whether_both_agree() -> None:
     assert accepted(p, q, 0.0).tolist() == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("heat", [0.3, 1.0])
-def test_acceptance_is_one_minus_the_total_variation(heat: float) -> None:
+@pytest.mark.parametrize("temperature", [0.3, 1.0])
+def test_acceptance_is_one_minus_the_total_variation(temperature: float) -> None:
     p, q = random(9, 31, seed=0, learnt=False), random(9, 31, seed=1, learnt=False)
-    variation = ((p / heat).softmax(-1) - (q / heat).softmax(-1)).abs().sum(-1) / 2
-    torch.testing.assert_close(accepted(p, q, heat), 1 - variation)
-    assert torch.allclose(accepted(p, p, heat), torch.ones(9, dtype=torch.double))
+    variation = ((p / temperature).softmax(-1) - (q / temperature).softmax(-1)).abs().sum(-1) / 2
+    torch.testing.assert_close(accepted(p, q, temperature), 1 - variation)
+    assert torch.allclose(accepted(p, p, temperature), torch.ones(9, dtype=torch.double))

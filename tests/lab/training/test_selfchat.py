@@ -19,10 +19,10 @@ from triforce_chat.lab.training.selfchat import (
     SHORTEST,
     answered,
     document_chats,
+    draw_sampling,
     everyday_chats,
     opening,
     short_chats,
-    temper,
 )
 from triforce_chat.models.load import LoadedModel
 
@@ -97,8 +97,8 @@ def test_document_chats_answer_about_their_document(
     rng, builder = random.Random(0), builder_of(loaded)
     prefixes = [builder.prompt(rng, 700) for _ in range(2)]
     monkeypatch.setattr(
-        "triforce_chat.lab.training.selfchat.temper",
-        lambda rng, count, device, _: temper(rng, count, device, [(0.0, 1.0)]),
+        "triforce_chat.lab.training.selfchat.draw_sampling",
+        lambda rng, count, device, _: draw_sampling(rng, count, device, [(0.0, 1.0)]),
     )
     rows = document_chats(dataclasses.replace(loaded, eos_ids=frozenset({2})), prefixes, rng, 3, answer=12)
     assert len(rows) == 6
@@ -112,9 +112,12 @@ def test_document_chats_answer_about_their_document(
 
 
 def test_tempers_are_drawn_from_the_given_ones() -> None:
-    drawn = temper(random.Random(0), 50, "cpu", [(0.0, 1.1), (0.7, 1.0)])
+    drawn = draw_sampling(random.Random(0), 50, "cpu", [(0.0, 1.1), (0.7, 1.0)])
     pairs = zip(drawn.temperature.tolist(), drawn.penalty.tolist(), strict=True)
-    assert {(round(heat, 4), round(penalty, 4)) for heat, penalty in pairs} == {(0.0, 1.1), (0.7, 1.0)}
+    assert {(round(temperature, 4), round(penalty, 4)) for temperature, penalty in pairs} == {
+        (0.0, 1.1),
+        (0.7, 1.0),
+    }
 
 
 def test_greedy_answers_are_under_the_models_own_penalty(loaded: LoadedModel) -> None:

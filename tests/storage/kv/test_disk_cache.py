@@ -164,6 +164,19 @@ def test_any_number_of_readers_brings_back_the_same(
     assert same(stored(again), stored(first))
 
 
+def test_entries_are_read_where_a_file_has_no_call_to_read_from_a_given_place(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows."""
+    for name in ("pread", "preadv"):
+        monkeypatch.delattr(os, name, raising=False)
+    prompt = lab.text(190)
+    first, again = CachingEngine(lab, tmp_path), CachingEngine(lab, tmp_path)
+    first.read(prompt)
+    assert again.read(prompt) > 0
+    assert same(stored(again), stored(first))
+
+
 def test_a_longer_conversation_begins_where_the_last_one_stopped(lab: Lab, tmp_path: Path) -> None:
     prompt, ends = lab.text(100), [DocumentSpan(80, "A book")]
     first = CachingEngine(lab, tmp_path)

@@ -257,12 +257,23 @@ def test_rename(store: SessionStore, catalog: Catalog) -> None:
     write_session(store, "two", ("Why?", "So."))
     with pytest.raises(UsageError, match="a session 'two' exists already"):
         catalog.rename("one", "two")
-    with pytest.raises(UsageError, match="there is no session 'three'; 'triforce-chat sessions ls' lists"):
+    with pytest.raises(UsageError, match=r"there is no session 'three'; there are 'two', 'one'$"):
         catalog.rename("three", "four")
     with pytest.raises(UsageError, match=r"there is no session 'tow'; did you mean 'two'\?"):
         catalog.find("tow")
     catalog.rename("one", "three")
     assert [summary.name for summary in catalog.summaries()] == ["two", "three"]
+
+
+def test_an_error_names_the_last_sessions(store: SessionStore, catalog: Catalog) -> None:
+    with pytest.raises(UsageError, match="there is no session yet"):
+        catalog.find("one")
+    write_session(store, "one", ("Why?", "So."))
+    assert catalog.which() == "there is 'one'"
+    for number in range(7):
+        write_session(store, f"chat-{number}", ("Why?", "So."))
+    names = ", ".join(f"'chat-{number}'" for number in (6, 5, 4, 3, 2))
+    assert catalog.which() == f"there are {names} and 3 more ('triforce-chat sessions ls' lists them)"
 
 
 # Documents

@@ -11,7 +11,9 @@ from triforce_chat.engine.cache.chunk_mass import chunk_mass
 from triforce_chat.engine.cache.eviction import Eviction
 from triforce_chat.engine.cache.full import QUERY_WINDOW, FullCache
 from triforce_chat.engine.cache.selection import best
-from triforce_chat.engine.cache.storage import KVBuffer, KVStorage, KVView, Shape
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer, KVStorage
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.cuda_graph import SIZES
 
 # Queries that are weighed at once: their weights take memory. A GPU would wait for so many launches.

@@ -9,17 +9,14 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from triforce_chat.engine.cache.allocation import rounded_up
 from triforce_chat.engine.cache.chunk_mass import ChunkMass, FadingMass
+from triforce_chat.engine.cache.kv_cache import KVCache
 from triforce_chat.engine.cache.quantized import storage_for
-from triforce_chat.engine.cache.storage import (
-    KVCache,
-    KVStorage,
-    KVView,
-    QueryRing,
-    Shape,
-    WriteSlot,
-    rounded_up,
-)
+from triforce_chat.engine.cache.query_ring import QueryRing
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVStorage, WriteSlot
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.cuda_graph import Preparation
 
 QUERY_WINDOW = 64  # tokens whose queries are kept

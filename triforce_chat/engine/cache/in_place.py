@@ -18,19 +18,15 @@ from math import inf
 import torch
 from torch import Tensor
 
+from triforce_chat.engine.cache.allocation import rounded_up
 from triforce_chat.engine.cache.chunk_mass import ChunkMass, chunk_mass
 from triforce_chat.engine.cache.full import FullCache, fading_mass
+from triforce_chat.engine.cache.kv_cache import KVCache
 from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.selection import best
-from triforce_chat.engine.cache.storage import (
-    KVBuffer,
-    KVCache,
-    KVView,
-    Shape,
-    SlotList,
-    WriteSlot,
-    rounded_up,
-)
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer, SlotList, WriteSlot
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
 

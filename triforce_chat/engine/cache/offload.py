@@ -16,7 +16,10 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.storage import HUGE_PAGES, PAGE, KVBuffer, KVView, Shape, SlotStorage, advise
+from triforce_chat.engine.cache.allocation import HUGE_PAGES, PAGE, advise
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer, SlotStorage
+from triforce_chat.engine.cache.view import KVView
 
 Event = torch.cuda.Event | None  # None on a device without a queue, where every copy is complete at once
 BUFFERS = 2

@@ -8,20 +8,15 @@ one, or as a draft of which some are rejected.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import Lock
 
 import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.quantization import BITS, GROUP, group_start
-from triforce_chat.engine.cache.storage import (
-    Held,
-    KVBuffer,
-    KVStorage,
-    KVView,
-    QuantizedGroups,
-    Shape,
-    WriteSlot,
-)
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import Held, KVBuffer, KVStorage, QuantizedGroups, WriteSlot
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.kernels_available import kernels_run
 
 # Tokens that are kept in 16 bits, too: more than any draft, so that a rejected one leaves its group as it was.
@@ -41,6 +36,8 @@ class QuantizedKV:
         self.shape, self.capacity = shape, capacity
         self.newest = KVBuffer(shape, NEWEST)
         self.held = 0  # the ring has all tokens from this position on
+        # One thread may restore tokens while another one captures forwards, which write behind them.
+        self.moving = Lock()
         self.bits = BITS[shape.kv_format]
         self.groups = QuantizedGroups(shape, capacity, self.bits)
 
@@ -53,7 +50,8 @@ class QuantizedKV:
         return WriteSlot(self.newest, at, before=self.groups, grouped=True)
 
     def wrote(self, at: int, n: int) -> None:
-        self.held = max(self.held, at + n - NEWEST)
+        with self.moving:
+            self.held = max(self.held, at + n - NEWEST)
 
     def write(self, layer: int, at: int, k: Tensor, v: Tensor) -> KVView:
         """See ``KVStorage``. Raises ValueError where the capacity does not suffice."""
@@ -100,9 +98,11 @@ class QuantizedKV:
         return keys, values
 
     def restored(self, end: int, parts: Held) -> None:
-        self.held = group_start(end)
+        first = group_start(end)
+        with self.moving:
+            self.held = first
         for layer, kinds in enumerate(parts):
-            for newest, kind in zip(self._latest(layer, self.held, end), kinds, strict=True):
+            for newest, kind in zip(self._latest(layer, first, end), kinds, strict=True):
                 newest.copy_(kind[2])
 
     def _latest(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:

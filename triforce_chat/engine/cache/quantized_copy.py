@@ -10,18 +10,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from triforce_chat.engine.cache.allocation import rounded_up
 from triforce_chat.engine.cache.chunk_mass import ChunkMass
 from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.kv_cache import KVCache
 from triforce_chat.engine.cache.quantization import GROUP, bytes_of, group_start
-from triforce_chat.engine.cache.storage import (
-    KVBuffer,
-    KVCache,
-    KVView,
-    QuantizedGroups,
-    Shape,
-    WriteSlot,
-    rounded_up,
-)
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer, QuantizedGroups, WriteSlot
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.cuda_graph import Preparation
 
 COPY_BITS = 4

@@ -16,7 +16,9 @@ from triforce_chat.engine.cache.evicting import turned
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.in_place import InPlaceCache
 from triforce_chat.engine.cache.layout import Budget, Layout
-from triforce_chat.engine.cache.storage import KVBuffer, KVView, Shape, WriteSlot
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer, WriteSlot
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.events import Event
 
 NOTHING = -1  # tokens of the source

@@ -17,9 +17,12 @@ from torch import Tensor
 
 from triforce_chat.engine.cache.chunk_mass import ChunkMass
 from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cache.kv_cache import KVCache
 from triforce_chat.engine.cache.layout import Budget, Layout
 from triforce_chat.engine.cache.selection import Policy, select
-from triforce_chat.engine.cache.storage import KVBuffer, KVCache, KVView, Shape, WriteSlot
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer, WriteSlot
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.cuda_graph import Preparation
 from triforce_chat.engine.events import Event, RebuildReason, Rebuilt
 

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from triforce_chat.engine.cache.allocation import rounded_up
 from triforce_chat.engine.cache.quantization import narrowed
-from triforce_chat.engine.cache.storage import (
-    KVBuffer,
-    KVPool,
-    KVStorage,
-    KVView,
-    SharedView,
-    SlotStorage,
-    WriteSlot,
-    rounded_up,
-)
+from triforce_chat.engine.cache.storage import KVBuffer, KVPool, KVStorage, SlotStorage, WriteSlot
+from triforce_chat.engine.cache.view import KVView, SharedView
 
 
 class SharedPrefix:

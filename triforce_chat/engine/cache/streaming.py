@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.eviction import SINKS, WINDOW
-from triforce_chat.engine.cache.storage import KVBuffer, KVCache, KVView, Shape, WriteSlot
+from triforce_chat.engine.cache.kv_cache import KVCache
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer, WriteSlot
+from triforce_chat.engine.cache.view import KVView
+from triforce_chat.engine.cuda_graph import FEEDING
 
 HOP = 128  # tokens
 LONG_HOP = 256  # the same where trees or long proposals are drafted, whose tokens all need room at once
@@ -60,7 +64,7 @@ class StreamingCache(KVCache):
         return self.storage.write(layer, self.position, k, v)
 
     def write_slot(self) -> WriteSlot | None:
-        return WriteSlot(self.storage, self.position)
+        return WriteSlot(self.storage, self.position, sizes=FEEDING)
 
     def reach(self, n: int) -> int:
         if self.length == 0 and n > self.sinks:  # a restart: the history between sinks and window is skipped

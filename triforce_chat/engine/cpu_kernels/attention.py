@@ -49,7 +49,7 @@ def attend(
         keys.element_size(),
         keys.stride(1),
         keys.stride(2),
-        *(told(before) if before else NOTHING),
+        *(arguments_of(before) if before else NOTHING),
         None if slots is None else slots.data_ptr(),
         0 if slots is None else slots.stride(0),
         keys.shape[1],
@@ -69,7 +69,7 @@ def attend(
     return out
 
 
-def told(before: Quantized) -> tuple[int, ...]:
+def arguments_of(before: Quantized) -> tuple[int, ...]:
     """Quantized tokens as the library takes them: addresses, strides from head to head, how many, and their bits."""
     *parts, count = before
     return (

@@ -75,7 +75,7 @@ class Compiled(NamedTuple):
 def library() -> Compiled:
     """Load the library, after compiling it unless the cache folder holds it. Never raises."""
     try:
-        return Compiled(_kept() or _made(), None)
+        return Compiled(_cached() or _built(), None)
     except Unusable as problem:
         return Compiled(None, str(problem))
 
@@ -95,7 +95,7 @@ def instructions() -> Instructions:
 
 def will_compile() -> bool:
     """Whether ``library`` is going to run the compiler, which takes about ten seconds."""
-    return not library.cache_info().currsize and not kept_file().is_file() and obstacle() is None
+    return not library.cache_info().currsize and not library_file().is_file() and obstacle() is None
 
 
 def obstacle() -> str | None:
@@ -103,28 +103,28 @@ def obstacle() -> str | None:
     if library.cache_info().currsize:
         return library().reason
     try:
-        if not kept_file().is_file():
+        if not library_file().is_file():
             _compiler()
     except Unusable as problem:
         return str(problem)
     return None
 
 
-def kept_file() -> Path:
+def library_file() -> Path:
     """The library in the cache folder, which may not exist."""
     return cache_folder() / "kernels" / f"quantized-{_key()}.so"
 
 
-def _kept() -> ctypes.CDLL | None:
+def _cached() -> ctypes.CDLL | None:
     """The library from the cache folder; None if it is absent or damaged. It needs no compiler."""
     with suppress(OSError, AttributeError):
-        return _loaded(kept_file())
+        return _loaded(library_file())
     return None
 
 
-def _made() -> ctypes.CDLL:
+def _built() -> ctypes.CDLL:
     """Compiled into the cache folder, or into a temporary one where that cannot be written or run from."""
-    command, path = _compiler(), kept_file()
+    command, path = _compiler(), library_file()
     name = path.name
     with suppress(OSError, AttributeError):
         return _compiled(path.parent, command, name)

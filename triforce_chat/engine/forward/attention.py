@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from triforce_chat.engine.cache.storage import KVCache, KVView
+from triforce_chat.engine.cache.kv_cache import KVCache
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.forward import onednn, prefill_attention
 from triforce_chat.engine.forward.attention_backend import OverView
 from triforce_chat.engine.forward.prefill_attention import merged
 
 NAME = "triforce"
-FEW = 16  # new tokens on a GPU up to which ``folded_attention`` is used, which reads every key once
+# New tokens on a GPU without flash-attention up to which ``folded_attention`` is used, which reads every key once.
+FEW = 16
 
 
 class Part(NamedTuple):
@@ -137,8 +139,7 @@ def attend_in(
 def read_attention(query: Tensor, view: KVView, scale: float, many: OverView | None = None) -> Tensor:
     """Attention of n tokens over a view that ends with them: query [1, Hq, n, D] -> [1, Hq, n, D].
 
-    Causal, unless the view says what they see. ``many`` is what more than ``FEW`` tokens on a GPU take in place of
-    ``causal_attention``.
+    Causal, unless the view says what they see. ``many`` is taken on a GPU in place of ``causal_attention``.
     """
     if view.shared is not None:
         if not query.is_cuda:
@@ -149,7 +150,9 @@ def read_attention(query: Tensor, view: KVView, scale: float, many: OverView | N
     if view.repeated and prefill_attention.joins(query):
         return prefill_attention.over_groups(query, view, scale)
     view = view.masked(query.shape[2])
-    if query.is_cuda and query.shape[2] > FEW and view.visible is None:
+    # What torch chooses on Hopper, cuDNN's kernel, needs a plan for every new length: tens of milliseconds.
+    few = query.shape[2] <= FEW and not prefill_attention.flash_runs(query)
+    if query.is_cuda and not few and view.visible is None:
         return (many or causal_attention)(query, view.gathered, scale)
     return folded_attention(query, view.gathered, scale)
 

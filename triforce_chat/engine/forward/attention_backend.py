@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.storage import KVView
+from triforce_chat.engine.cache.view import KVView
 
 TRITON, FLASH_ATTN, SDPA = "triton", "flash-attn", "sdpa"
 EXTRA = "flash-attn"  # of this package, which installs it

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from triforce_chat.engine.cache.quantization import FP8
-from triforce_chat.engine.cache.storage import KVView
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.cpu_kernels.attention import DIMS, attend, rotate
 from triforce_chat.engine.cpu_kernels.few_rows import Linear, Norm
 from triforce_chat.engine.cpu_kernels.projection import Projection

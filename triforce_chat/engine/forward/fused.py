@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from triforce_chat.engine import kernels
-from triforce_chat.engine.cache.storage import Shape
+from triforce_chat.engine.cache.shape import Shape
 from triforce_chat.engine.forward.attention import RotaryEmbedding
 from triforce_chat.engine.forward.grouped_matrix import MOST_ROWS, product
 from triforce_chat.engine.forward.shards import Embedding, gather_logits, local_shard, set_weight

@@ -16,7 +16,6 @@ from triforce_chat.engine.cache.chunk_mass import FadingMass
 from triforce_chat.engine.cache.quantization import GROUP
 from triforce_chat.engine.cache.storage import WriteSlot
 from triforce_chat.engine.cuda_graph import (
-    SIZES,
     TREE_SIZES,
     ForwardInputs,
     Graph,
@@ -136,7 +135,7 @@ class ForwardGraphs:
 
     def size(self, n: int, slot: WriteSlot, branching: bool = False) -> int | None:
         """Size of the captured forward that takes n tokens; None if there is none or the buffer has no room for it."""
-        size = fitting(n, TREE_SIZES if branching else SIZES)
+        size = fitting(n, TREE_SIZES if branching else slot.sizes)
         return size if size and size <= slot.room else None
 
     def lacks(self, slot: WriteSlot, size: int, branching: bool = False) -> bool:

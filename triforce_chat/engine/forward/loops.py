@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.storage import KVCache, KVPool
+from triforce_chat.engine.cache.kv_cache import KVCache
+from triforce_chat.engine.cache.storage import KVPool
 from triforce_chat.engine.cuda_graph import ForwardInputs
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class LoopForward(Protocol):
         ...
 
     def branch(self, ids: Tensor, step: int, root: int, depth: int, masks: Tensor) -> Tensor:
-        """Logits [B, n, V] after ids [B, n], nodes of each sequence's tree that lie ``depth`` levels below its root.
+        """Logits [B, n, V] after ids [B, n], nodes of each sequence's tree at that ``depth``.
 
         The root went ``root`` slots after the first slot, the first id goes ``step`` slots after it. ``masks`` [B, n,
         words] says what each id sees of the slots after its root, as bits.
@@ -95,7 +96,7 @@ class FusedLoop:
 
     @torch.inference_mode()
     def branch(self, ids: Tensor, step: int, root: int, depth: int, masks: Tensor) -> Tensor:
-        from triforce_chat.engine.kernels import TreeLevel
+        from triforce_chat.engine.kernels import TreeRows
 
         (ids,), (masks,) = ids, masks
         added = None
@@ -104,7 +105,7 @@ class FusedLoop:
         with self.runner.on_device():
             own = self.runner.embedded(ids)
             if self.small is not None and self.small.takes(masks):
-                logits = self.small(own, self.at, step, added, TreeLevel(masks, root, depth))
+                logits = self.small(own, self.at, step, added, TreeRows(masks, root, depth))
             else:
                 slot, position = self.at[:1], self.at[1:] + root + depth
                 inputs = ForwardInputs(own, slot + step, position, torch.zeros_like(ids), added, masks=masks)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from triforce_chat.engine.cache.storage import KVView
+from triforce_chat.engine.cache.view import KVView
 
 BLOCK_ROWS = 128
 ROWS_HINT = 8  # rows that the packed layout is optimized for; any number works

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from triforce_chat.engine.cache.quantization import GROUP
-from triforce_chat.engine.cache.storage import KVView
+from triforce_chat.engine.cache.view import KVView
 
 CHUNK = 8192  # tokens of a full chunk; shorter ones are rare, and every shape costs a plan
 BLOCKS = (65536, 32768, 16384, 8192)  # keys per block

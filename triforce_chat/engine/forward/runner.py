@@ -7,22 +7,26 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from copy import copy
 from functools import cached_property, partial
 from itertools import compress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from triforce_chat.engine.cache.storage import KVCache, KVPool, Shape
-from triforce_chat.engine.cuda_graph import SIZES, TREE_SIZES, USUAL, LogitsAndStates, Preparation, fitting
+from triforce_chat.engine.cache.kv_cache import KVCache
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVPool
+from triforce_chat.engine.cuda_graph import TREE_SIZES, USUAL, LogitsAndStates, Preparation, fitting
 from triforce_chat.engine.forward import attention, onednn
 from triforce_chat.engine.forward.attention_backend import USUAL as USUAL_BACKEND
 from triforce_chat.engine.forward.attention_backend import AttentionBackend
 from triforce_chat.engine.forward.cpu_layer import CpuLayer, fuse_layers
+from triforce_chat.engine.forward.forward import Feed, Forward, Shared
 from triforce_chat.engine.forward.loops import FusedLoop, LoopForward, SequencesLoop
 from triforce_chat.engine.forward.modules import supports
 from triforce_chat.engine.forward.quantized import weight_bytes
+from triforce_chat.engine.forward.subset import Subset
 from triforce_chat.engine.forward.target_state import StateReader, TargetState
 from triforce_chat.engine.gathered import Gathering, Result, Task
 from triforce_chat.engine.group import SINGLE, RankGroup
@@ -35,125 +39,9 @@ if TYPE_CHECKING:
     from triforce_chat.engine.forward.sequences import SequencesGraphs
     from triforce_chat.engine.forward.streamed_weights import StreamedWeights
 
-Made = TypeVar("Made")
 SMALLEST_HEAD = 16  # head dimension; no tile of a tensor core is narrower
 SHORT = 256  # tokens up to which what follows a shared prefix is fed as if it were decoded
 SPARE = 8 << 30  # bytes that 8-bit copies leave free on a GPU, for activations of a prefill and for graphs
-
-
-class Feed(NamedTuple):
-    """The next tokens of one sequence, and the cache that they go to; see ``Forward``."""
-
-    ids: Tensor  # [1, n]
-    cache: KVCache
-    rows: int
-    offset: Tensor | None = None
-    tree: Branches | None = None
-
-
-class Forward(Protocol):
-    """A model as the levels see it."""
-
-    vocabulary: int
-    device: torch.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the logits."""
-        ...
-
-    @property
-    def captures(self) -> bool:
-        """Whether forwards of few tokens run as CUDA graphs of this model and one cache alone."""
-        ...
-
-    @property
-    def places_on_device(self) -> bool:
-        """Whether the host need not know the slots of few tokens."""
-        ...
-
-    @property
-    def sequences(self) -> int:
-        """How many sequences have forwards that run together, that of this forward included."""
-        ...
-
-    def before_waiting(self) -> None:
-        """The host is about to wait for the device: let other sequences launch their work first."""
-        ...
-
-    def __call__(
-        self,
-        ids: Tensor,
-        cache: KVCache,
-        rows: int,
-        offset: Tensor | None = None,
-        tree: Branches | None = None,
-    ) -> Tensor:
-        """Feed ids [B, n] after what the cache holds; returns logits [B, rows, V] of the last ``rows`` tokens.
-
-        The logits are valid until the model's next forward. With ``offset`` [B], a tensor on the device, the ids go
-        that many slots further on and the cache's length stays as it is: their keys and values are scratch data,
-        which later forwards may read and overwrite. ``tree`` says what each of them follows; where forwards are CUDA
-        graphs, its root is the first of them.
-        """
-        ...
-
-    def loop(self, cache: KVCache, tokens: int) -> LoopForward:
-        """Forwards of so many tokens in all, to be captured in one CUDA graph; only if ``places_on_device``.
-
-        Unless ``captures``, they are those of all sequences whose keys and values lie in the cache's pool.
-        """
-        ...
-
-    def together(
-        self, cache: KVCache, kind: Hashable, run: Callable[[Sequence[Any]], Sequence[Result]], given: Any
-    ) -> Any:
-        """What ``run`` returns for ``given``, in memory of its own; only unless ``captures``.
-
-        It is called once for all sequences that come with the same kind and have their caches in one pool.
-        """
-        ...
-
-    def in_common(self, cache: KVCache, make: Callable[[], Made]) -> Made:
-        """What all sequences share whose keys and values lie in the cache's pool; made at the first call."""
-        ...
-
-    def unprepared(self, cache: KVCache, rows: int, branching: bool = False) -> list[Preparation]:
-        """What is to be captured before a forward of that many rows, of a tree or not, over the cache is one replay."""
-        ...
-
-    def committed(self, count: Tensor, length: Tensor) -> None:
-        """The rows of the last forward committed ``count`` [B] tokens, so that the history has ``length`` [B] now.
-
-        For drafts that read its states; the host does not wait.
-        """
-        ...
-
-    def forget_state(self) -> None:
-        """Let no draft read what it computed before."""
-        ...
-
-
-class Subset:
-    """Ids and logits of a draft that knows only some tokens of its target's vocabulary.
-
-    target_ids: [D], its tokens. Its next id, D, is embedded for all others, which the target may write and the draft
-    never proposes. ``width``: of the target's logits.
-    """
-
-    def __init__(self, target_ids: Tensor, width: int) -> None:
-        self.target_ids, self.width = target_ids, width
-        self.own = torch.full((width,), len(target_ids), device=target_ids.device)
-        self.own[target_ids] = torch.arange(len(target_ids), device=target_ids.device)
-
-    def embedded(self, ids: Tensor) -> Tensor:
-        """The draft's ids of the target's ids [n]."""
-        return self.own[ids]
-
-    def widened(self, logits: Tensor) -> Tensor:
-        """The draft's logits [n, D + 1] at the target's ids: [n, V]; tokens that it doesn't know get -inf."""
-        wide = logits.new_full((len(logits), self.width), float("-inf"))
-        return wide.index_copy_(1, self.target_ids, logits[:, : len(self.target_ids)])
 
 
 class Runner:
@@ -282,8 +170,8 @@ class Runner:
 
     def unprepared(self, cache: KVCache, rows: int, branching: bool = False) -> list[Preparation]:
         slot = cache.vacant() if self.decoder else None
-        size = fitting(rows, TREE_SIZES if branching else SIZES)
-        if slot is None or size is None:
+        size = slot and fitting(rows, TREE_SIZES if branching else slot.sizes)
+        if not slot or not size:
             return []
         if self.captures:
             lacks = self.graphs.lacks(slot, size, branching)
@@ -374,11 +262,11 @@ class Runner:
             return FusedLoop(self, cache, tokens)
         return SequencesLoop(self.alone, pooled_by(cache))
 
-    def in_common(self, cache: KVCache, make: Callable[[], Made]) -> Made:
+    def in_common(self, cache: KVCache, make: Callable[[], Shared]) -> Shared:
         of_pool = self.shared.setdefault(pooled_by(cache), {})
         if make not in of_pool:
             of_pool[make] = make()
-        made: Made = of_pool[make]
+        made: Shared = of_pool[make]
         return made
 
     def committed(self, count: Tensor, length: Tensor) -> None:
@@ -437,9 +325,10 @@ class Runner:
 
     def _pooled(self, feed: Feed) -> bool:
         """Whether a CUDA graph of several sequences takes the feed."""
-        slot, sizes = feed.cache.write_slot(), SIZES if feed.tree is None else TREE_SIZES
-        pooled = slot is not None and slot.storage.pool is not None
-        return pooled and fitting(feed.ids.shape[1], sizes) is not None
+        slot = feed.cache.write_slot()
+        if slot is None or slot.storage.pool is None:
+            return False
+        return fitting(feed.ids.shape[1], slot.sizes if feed.tree is None else TREE_SIZES) is not None
 
     def _replayed_together(self, feeds: Sequence[Feed]) -> list[LogitsAndStates]:
         """``_fed`` of several feeds by one CUDA graph."""

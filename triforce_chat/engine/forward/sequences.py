@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from triforce_chat.engine import kernels
 from triforce_chat.engine.cache.storage import KVBuffer, KVPool, WriteSlot
-from triforce_chat.engine.cuda_graph import SIZES, TREE_SIZES, Graph, LogitsAndStates, fill, fitting, pool_of
+from triforce_chat.engine.cuda_graph import TREE_SIZES, Graph, LogitsAndStates, fill, fitting, pool_of
 from triforce_chat.engine.forward.attention import RotaryEmbedding
 from triforce_chat.engine.forward.fused import Decoder
 from triforce_chat.engine.tree import Branches, chain, words_of
@@ -28,7 +28,7 @@ NOWHERE = -1  # slot of a row that no sequence has
 LoopOfSequences = Callable[..., Tensor]  # see ``SequencesGraphs.loop``
 
 
-class Fed(NamedTuple):
+class SequenceTokens(NamedTuple):
     """The next tokens of one sequence."""
 
     ids: Tensor  # [n]
@@ -93,7 +93,7 @@ class SequencesGraph:
         self._send([], shared)
         self.graph.prepare(self.work)
 
-    def __call__(self, fed: Sequence[Fed]) -> list[Outcome]:
+    def __call__(self, fed: Sequence[SequenceTokens]) -> list[Outcome]:
         ids = torch.cat([each.ids for each in fed])
         self.ids[: len(ids)] = ids
         self._send(fed, fed[0].slot.shared)
@@ -108,7 +108,7 @@ class SequencesGraph:
             for first, last in self._ranges(fed)
         ]
 
-    def _send(self, fed: Sequence[Fed], shared: int) -> None:
+    def _send(self, fed: Sequence[SequenceTokens], shared: int) -> None:
         numbers = torch.tensor(self._numbers(fed, shared))
         if self.numbers.is_cuda:
             numbers = numbers.pin_memory()  # so that the host does not wait
@@ -132,11 +132,11 @@ class SequencesGraph:
         self.slots += torch.where(self.slots == NOWHERE, 0, moved)
         self.at += self.offsets
 
-    def _ranges(self, fed: Sequence[Fed]) -> list[tuple[int, int]]:
+    def _ranges(self, fed: Sequence[SequenceTokens]) -> list[tuple[int, int]]:
         ends = [*accumulate(len(each.ids) for each in fed)]
         return [*zip([0, *ends], ends, strict=False)]
 
-    def _numbers(self, fed: Sequence[Fed], shared: int) -> list[int]:
+    def _numbers(self, fed: Sequence[SequenceTokens], shared: int) -> list[int]:
         """Everything that changes between replays, in the order of ``numbers``."""
         rows = [(each, step) for each in fed for step in range(len(each.ids))]
         unused, empty = len(self.ids) - len(rows), self.count - len(fed)
@@ -189,13 +189,13 @@ class SequencesGraphs:
     def __call__(
         self, given: Sequence[tuple[Tensor, WriteSlot, int, Tensor | None, Branches | None]]
     ) -> list[Outcome]:
-        """Logits and states after the tokens of each sequence, see ``Fed``; stores their keys and values.
+        """Logits and states after the tokens of each sequence, see ``SequenceTokens``; stores their keys and values.
 
         All sequences lie in one pool, after the same prefix, and have few enough tokens for ``fitting``.
         """
-        fed = [Fed(*each) for each in given]
+        fed = [SequenceTokens(*each) for each in given]
         branching = any(each.tree for each in fed)
-        most = fitting(max(len(each.ids) for each in fed), TREE_SIZES if branching else SIZES)
+        most = fitting(max(len(each.ids) for each in fed), TREE_SIZES if branching else fed[0].slot.sizes)
         assert most is not None
         return self._graph(fed[0].slot, most, branching)(fed)
 

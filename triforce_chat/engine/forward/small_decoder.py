@@ -34,7 +34,7 @@ class SmallDecoder:
         self.keys, self.values = storage.keys, storage.values
 
     def takes(self, masks: Tensor) -> bool:
-        """Whether it can compute a level of a tree whose tokens have those attention masks [n, words]."""
+        """Whether it can compute the tokens of one depth of a tree, with those attention masks [n, words]."""
         n, words = masks.shape
         return n <= self.most and words == 1
 
@@ -44,20 +44,20 @@ class SmallDecoder:
         place: Tensor,
         step: int,
         added: Tensor | None = None,
-        level: kernels.TreeLevel | None = None,
+        tree: kernels.TreeRows | None = None,
     ) -> Tensor:
         """Logits [1, V] after the last of ids [n], n up to ``most``; ``added`` [n, C] is added to their embeddings.
 
         The first id goes ``step`` slots after slot ``place[0]`` and position ``place[1]``, which are on the device. For
-        a tree's ``level`` the result is the logits [n, V] after every id.
+        one depth of a ``tree`` the result is the logits [n, V] after every id.
         """
         parts = self.embedding.new_empty(0, len(ids), self.embedding.shape[1])
         stream = kernels.Stream(self.embedding, parts if added is None else added[None], ids)
         for each, keys, values in zip(self.layers, self.keys, self.values, strict=True):
             own = each.input_norm, each.qkv, each.project
-            stream = kernels.add_attention(stream, *own, self.rotation, keys, values, place, step, level)
+            stream = kernels.add_attention(stream, *own, self.rotation, keys, values, place, step, tree)
             stream = kernels.add_neurons(stream, each.post_norm, each.gate_up, each.down)
-        count = 1 if level is None else len(ids)
+        count = 1 if tree is None else len(ids)
         return self.decoder.logits(kernels.last_normed(stream, self.decoder.norm, count))
 
 

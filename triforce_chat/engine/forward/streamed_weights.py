@@ -18,8 +18,8 @@ from weakref import finalize
 import torch
 from torch import Tensor, nn
 
+from triforce_chat.engine.cache.allocation import zero_pages
 from triforce_chat.engine.cache.offload import BUFFERS, CopyStream, Event, computed, pin, unpin
-from triforce_chat.engine.cache.storage import zero_pages
 from triforce_chat.engine.cuda_graph import rehearses
 from triforce_chat.engine.forward.quantized import QuantizedLinear
 from triforce_chat.engine.forward.shards import set_weight

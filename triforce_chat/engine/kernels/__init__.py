@@ -31,16 +31,17 @@ from triforce_chat.engine.kernels.small_blocks import (
     MOST_TOKENS,
     Rotation,
     Stream,
-    TreeLevel,
+    TreeRows,
     add_attention,
     add_neurons,
     last_normed,
     splittable,
 )
-from triforce_chat.engine.kernels.trees import Walked, keep_slots, walk, walk_along
+from triforce_chat.engine.kernels.trees import AcceptedPaths, keep_slots, walk, walk_along
 
 __all__ = [
     "MOST_TOKENS",
+    "AcceptedPaths",
     "Ancestors",
     "Drawing",
     "Norm",
@@ -49,8 +50,7 @@ __all__ = [
     "Rotation",
     "Sequences",
     "Stream",
-    "TreeLevel",
-    "Walked",
+    "TreeRows",
     "Weighing",
     "add_attention",
     "add_neurons",

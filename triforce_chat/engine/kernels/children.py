@@ -36,7 +36,7 @@ def draw_children(
     independent: bool = False,
     dists: Tensor | None = None,
 ) -> None:
-    """Draw the children of B trees' ``rows`` [B, m], all ``step`` levels below the root; -1 stands for no row.
+    """Draw the children of B trees' ``rows`` [B, m], all at depth ``step``; -1 stands for no row.
 
     ``links`` [B, 2, n+1] and ``lines`` [B, n+1, d] as of ``Family``; scores [B, m, V] are those after each of ``rows``,
     before the penalty. Children are drawn one after the other without replacement, unless ``independent``; where a
@@ -59,8 +59,8 @@ def draw_children(
     dists = scores if dists is None else dists
     given = scores, dists, since, lines, links, rows, tokens, tops
     sizes = vocabulary, n, m, rows.stride(0), tiles
-    heat, penalty = float(how.temperature), float(how.penalty)
-    numbers = *sizes, lines.shape[2], scores.stride(0), heat, penalty
+    temperature, penalty = float(how.temperature), float(how.penalty)
+    numbers = *sizes, lines.shape[2], scores.stride(0), temperature, penalty
     kind = {
         "greedy": how.temperature == 0 and not filtered,
         "filtered": filtered,
@@ -89,7 +89,7 @@ def draw_children(
         forced,
         *sizes,
         forced.stride(0),
-        heat,
+        temperature,
         step,
         **kind,
         **several,

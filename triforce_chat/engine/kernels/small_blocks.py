@@ -53,7 +53,7 @@ class Stream(NamedTuple):
     splits: int = 1  # parts of one head
 
 
-class TreeLevel(NamedTuple):
+class TreeRows(NamedTuple):
     """The n tokens of a forward as nodes of a tree, all at the same depth.
 
     The tree's root went to slot ``place[0] + root`` and has position ``place[1] + root``. All tokens see the slots up
@@ -116,13 +116,13 @@ def add_attention(
     values: Tensor,
     place: Tensor,
     step: int,
-    level: TreeLevel | None = None,
+    tree: TreeRows | None = None,
 ) -> Stream:
     """The residual stream after attention: norm, projections, rotary embedding, storing, attention, output projection.
 
     qkv [(Hq + 2 Hkv) D, C] and ``project`` [C, Hq D] are contiguous; keys and values [Hkv, S, D] in the dtype of the
     model. The first token goes to slot ``place[0] + step`` and has position ``place[1] + step``, which are on the
-    device; each sees the slots before the first one, and the tokens up to itself, or what ``level`` says. No kernel
+    device; each sees the slots before the first one, and the tokens up to itself, or what ``tree`` says. No kernel
     just before this one may write ``place`` or those slots.
     """
     (kv_heads, capacity, dim), hidden, stream = keys.shape, stream.base.shape[1], settled(stream)
@@ -138,13 +138,13 @@ def add_attention(
         project,
         rotation.frequencies,
         place,
-        place if level is None else level.masks,
+        place if tree is None else tree.masks,
         keys,
         values,
         *given(made),
         n,
         step,
-        *((step, 0) if level is None else (level.root + level.depth, level.root + 1)),
+        *((step, 0) if tree is None else (tree.root + tree.depth, tree.root + 1)),
         norm.eps,
         rotation.factor,
         dim**-0.5 * math.log2(math.e),
@@ -156,7 +156,7 @@ def add_attention(
         dim=dim,
         tokens=tokens,
         width=tile_slots(KEY_BYTES, dim, keys.dtype),
-        branching=level is not None,
+        branching=tree is not None,
     )
     return made
 

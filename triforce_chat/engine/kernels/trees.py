@@ -23,7 +23,7 @@ WARPS = 16
 COPIED = 2048  # tokens that a program copies of what is left
 
 
-class Walked(NamedTuple):
+class AcceptedPaths(NamedTuple):
     """The accepted paths of B trees."""
 
     accepted: Tensor  # [B], how many nodes each has
@@ -31,7 +31,7 @@ class Walked(NamedTuple):
     left: Tensor  # [B, V], weights for the token that follows it
 
 
-def walk(tokens: Tensor, probs: Tensor, target: Tensor, tests: Tensor | None, links: Tensor) -> Walked:
+def walk(tokens: Tensor, probs: Tensor, target: Tensor, tests: Tensor | None, links: Tensor) -> AcceptedPaths:
     """The path of each tree that passes: each child in turn is tested against what its rejected siblings left over.
 
     tokens [B, n] and probs [B, n, V] are those of drafts, target [B, n+1, V] the distributions after every row, all
@@ -39,7 +39,7 @@ def walk(tokens: Tensor, probs: Tensor, target: Tensor, tests: Tensor | None, li
     ``links``: see ``Family``.
     """
     trees, n, vocabulary = probs.shape
-    found = Found.empty(probs, tests is None)
+    found = TestResults.empty(probs, tests is None)
     _test_children[(n + 1, trees)](
         tokens,
         probs,
@@ -65,14 +65,14 @@ def walk_along(
     lines: Tensor,
     forced: Tensor,
     independent: bool,
-) -> Walked:
+) -> AcceptedPaths:
     """``walk`` where the outputs are going to be ``forced`` [B, n+1], int64, by depth; negative: whatever passes.
 
     See ``verify_tree``. ``independent``: siblings have been drawn independently of one another. ``lines``: see
     ``Family``.
     """
     trees, n, vocabulary = probs.shape
-    found = Found.empty(probs, tests is None)
+    found = TestResults.empty(probs, tests is None)
     block = min(BLOCK, triton.next_power_of_2(vocabulary))
     blocks = triton.cdiv(vocabulary, block)
     _test_along[(n + 1, trees)](
@@ -99,7 +99,7 @@ def walk_along(
     return _followed(found, target)
 
 
-class Found(NamedTuple):
+class TestResults(NamedTuple):
     """What the tests of all rows' children have found."""
 
     passed: Tensor  # [B, n+1], the child of each row that passes, or -1
@@ -107,19 +107,19 @@ class Found(NamedTuple):
     rests: Tensor  # [B, n, V], what it left
 
     @staticmethod
-    def empty(probs: Tensor, greedy: bool) -> Found:
+    def empty(probs: Tensor, greedy: bool) -> TestResults:
         trees, n, _ = probs.shape
         passed, source = torch.empty((2, trees, n + 1), dtype=torch.long, device=probs.device)
-        return Found(passed, source, probs if greedy else torch.empty_like(probs))
+        return TestResults(passed, source, probs if greedy else torch.empty_like(probs))
 
 
-def _followed(found: Found, target: Tensor) -> Walked:
+def _followed(found: TestResults, target: Tensor) -> AcceptedPaths:
     trees, rows, vocabulary = target.shape
     count, left = found.passed.new_empty(trees), target.new_empty(trees, vocabulary)
     path = torch.empty_like(found.passed)
     grid = triton.cdiv(vocabulary, COPIED), trees
     _follow[grid](*found, target, count, path, left, rows - 1, vocabulary, block=COPIED, num_warps=4)
-    return Walked(count, path, left)
+    return AcceptedPaths(count, path, left)
 
 
 def keep_slots(keys: Tensor, values: Tensor, at: Tensor, path: Tensor) -> None:

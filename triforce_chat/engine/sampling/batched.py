@@ -19,7 +19,7 @@ from triforce_chat.engine.sampling.ops import PenaltyContext, Uniforms
 FIRST = (False, 0, 0)  # order of verifications: they are cheap, and their logits last until the next forward
 
 
-class Given(NamedTuple):
+class SequenceInputs(NamedTuple):
     """What one sequence verifies; ``fill`` draws its random numbers, see ``Executor``."""
 
     inputs: SamplerInputs
@@ -42,18 +42,18 @@ class BatchedExecutor:
         like = inputs.logits.shape[-1], inputs.logits.dtype, inputs.forced is None, inputs.allowed is None
         alike = op, bool(len(draft)), draft.branching, draft.independent, *like
         made: SamplerOutput = self.gathering.done(
-            Task(FIRST, alike, partial(self._together, op), Given(inputs, fill), lasting=True)
+            Task(FIRST, alike, partial(self._together, op), SequenceInputs(inputs, fill), lasting=True)
         )
         return made
 
-    def unprepared(self, op: Verification, like: SamplerInputs, answer: int, rows: int) -> list[Preparation]:
+    def unprepared(self, op: Verification, like: SamplerInputs, room: int, rows: int) -> list[Preparation]:
         logits, draft, *_ = like
         tokens, probs = draft.tokens.expand(self.rows, -1), draft.probs.expand(self.rows, -1, -1)
         nothing = replace(draft, tokens=tokens, probs=probs)
         several = like._replace(logits=logits.expand(self.rows, -1, -1), draft=nothing)
-        return self.executor.unprepared(op, several, answer, rows)
+        return self.executor.unprepared(op, several, room, rows)
 
-    def _together(self, op: Verification, given: Sequence[Given]) -> list[SamplerOutput]:
+    def _together(self, op: Verification, given: Sequence[SequenceInputs]) -> list[SamplerOutput]:
         def fill(uniforms: Uniforms) -> None:
             for place, each in enumerate(given):
                 tests = uniforms.tests[place : place + 1, : len(each.inputs.draft)]

@@ -232,9 +232,11 @@ def penalized_paths(
         return logits
     (sequences, m, nothing), room = logits.shape, answer.tokens.shape[1]
     places = torch.arange(room, device=logits.device)
-    said = torch.where(places < answer.length[:, None], answer.tokens, nothing)
+    generated = torch.where(places < answer.length[:, None], answer.tokens, nothing)
     ended = torch.cat([drafted, drafted.new_full((sequences, 1), nothing)], 1)
     seen = ended.gather(1, lines.flatten(1)).view(lines.shape)
     known = torch.zeros(sequences, m, nothing + 1, dtype=torch.bool, device=logits.device)
-    known = known.scatter_(2, said[:, None].expand(-1, m, -1), True).scatter_(2, seen, True)[..., :nothing]
+    known = known.scatter_(2, generated[:, None].expand(-1, m, -1), True).scatter_(2, seen, True)[
+        ..., :nothing
+    ]
     return torch.where(known, torch.where(logits > 0, logits / penalty, logits * penalty), logits)

@@ -131,11 +131,10 @@ class Executor(Protocol):
         self, op: Verification, inputs: SamplerInputs, fill: Callable[[Uniforms], None]
     ) -> SamplerOutput: ...
 
-    def unprepared(self, op: Verification, like: SamplerInputs, answer: int, rows: int) -> list[Preparation]:
+    def unprepared(self, op: Verification, like: SamplerInputs, room: int, rows: int) -> list[Preparation]:
         """What is to be captured before verifications of ``rows`` rows of logits are one replay.
 
-        ``like`` has the shapes and dtypes of the inputs, but for the rows, and no penalty; ``answer`` is the number of
-        tokens for a penalty to count, 0 without one.
+        ``like`` has the shapes and dtypes of the inputs, but for the rows, and no penalty; ``room``: of the sampler.
         """
         ...
 
@@ -153,7 +152,7 @@ class EagerExecutor:
         self,
         op: Verification,  # noqa: ARG002
         like: SamplerInputs,  # noqa: ARG002
-        answer: int,  # noqa: ARG002
+        room: int,  # noqa: ARG002
         rows: int,  # noqa: ARG002
     ) -> list[Preparation]:
         return []
@@ -176,8 +175,8 @@ class GraphExecutor:
         fill(Uniforms(static.uniforms.tests[:, :n], static.uniforms.last))
         return static()
 
-    def unprepared(self, op: Verification, like: SamplerInputs, answer: int, rows: int) -> list[Preparation]:
-        room, rows = rounded_up(answer) if answer else 0, self._rows(like.draft, rows)
+    def unprepared(self, op: Verification, like: SamplerInputs, room: int, rows: int) -> list[Preparation]:
+        rows = self._rows(like.draft, rows)
         if rows in self.made.get(key_of(op, like, room), {}):
             return []
         return [partial(self._sized, op, like, room, rows)]

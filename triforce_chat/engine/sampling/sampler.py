@@ -16,6 +16,7 @@ from triforce_chat.engine.sampling.executor import (
     SamplerInputs,
     SamplerOutput,
     Verification,
+    rounded_up,
 )
 from triforce_chat.engine.sampling.ops import (
     CANDIDATES,
@@ -76,11 +77,11 @@ class Sampler:
 
         ``like``: see ``Executor``.
         """
-        return self.executor.unprepared(self.op, like, self.penalized_tokens(length + rows - 1), rows)
+        return self.executor.unprepared(self.op, like, self.room(length + rows - 1), rows)
 
-    def penalized_tokens(self, end: int) -> int:
-        """Tokens of the answer that a penalty counts in a history of ``end`` tokens; 0 without one."""
-        return end - self.answer_start if self.sampling.repetition_penalty != 1 else 0
+    def room(self, end: int) -> int:
+        """Tokens of an answer that captured work can penalize, in a history of ``end`` tokens; 0 without a penalty."""
+        return rounded_up(end - self.answer_start) if self.sampling.repetition_penalty != 1 else 0
 
     def penalty_context(self, seq: TokenBuffer, draft: Draft, more: int = 0) -> PenaltyContext | None:
         """The answer in ``seq`` followed by the draft, and room for ``more`` tokens; None without a penalty.

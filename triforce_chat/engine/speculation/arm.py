@@ -81,6 +81,7 @@ class Arm:
     overhead: Average = field(default_factory=lambda: Average(FORGET))
     excess: Average = field(default_factory=lambda: Average(FORGET))  # tokens drafted beyond those requested
     guess: Guess = GUESS
+    surplus: int = 0  # tokens that its drafts may have beyond those asked for: a level makes whole rounds
     curve: AcceptanceCurve = field(init=False)
     trials: int = 0  # number of first trials so far
     again: bool = False  # whether the latest trial came after the first ones

@@ -43,10 +43,10 @@ def bucket_of(length: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TreeTimes:
-    """The costs of rounds that draft trees, in seconds: their verifications, and each level of a draft."""
+    """The costs of rounds that draft trees, in seconds: their verifications, and drafting the tokens of one depth."""
 
     steps: StepTimes
-    level: Average
+    depth: Average
 
     @staticmethod
     def unknown(row: float = ROW_PRIOR) -> TreeTimes:
@@ -54,7 +54,7 @@ class TreeTimes:
         return TreeTimes(StepTimes(row), Average(FORGET))
 
     def plain(self) -> dict[str, Any]:
-        return {"steps": self.steps.plain(), "level": self.level.plain()}
+        return {"steps": self.steps.plain(), "level": self.depth.plain()}
 
     @staticmethod
     def of(plain: dict[str, Any]) -> TreeTimes:

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
-from triforce_chat.engine.cache.storage import QueryRing
+from triforce_chat.engine.cache.query_ring import QueryRing
 from triforce_chat.engine.draft import TokenBuffer
 from triforce_chat.engine.events import Calibrated
 from triforce_chat.engine.sampling.sampler import Sampler

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from triforce_chat.engine.cache.streaming import StreamingCache
-from triforce_chat.engine.cuda_graph import MARGIN, SIZES, USUAL, Graph, Preparation, fitting, pool_of
+from triforce_chat.engine.cuda_graph import FEEDING, MARGIN, Graph, Preparation, pool_of
 from triforce_chat.engine.draft import Draft, TokenBuffer
+from triforce_chat.engine.forward.forward import Forward
 from triforce_chat.engine.forward.loops import LoopForward
-from triforce_chat.engine.forward.runner import Forward, feed, joined
+from triforce_chat.engine.forward.runner import feed, joined
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.sampling.batched import penalty_of
 from triforce_chat.engine.sampling.executor import SamplerInputs, SamplerOutput, Verification, rounded_up
@@ -96,7 +97,9 @@ class DraftModel:
         """Draft by one graph; it feeds the last n+1 tokens again, as the cache may hold rejected ones instead."""
         offset = seq.length - (self.cache.length + n + 1)
         penalty = sampler.penalty_context(seq, self.nothing)
-        given = Given(self.cache, seq.read(-n - 1, n + 1), offset, penalty, seq.read_forced(n), sampler.fill)
+        given = SequenceInputs(
+            self.cache, seq.read(-n - 1, n + 1), offset, penalty, seq.read_forced(n), sampler.fill
+        )
         room = 0 if penalty is None else rounded_up(penalty.tokens.shape[1] + n)
         if self.model.captures:
             return self._agreed(Draft(*self._graph(sampler.op, room, n)([given])))
@@ -104,7 +107,7 @@ class DraftModel:
         return Draft(*self.model.together(self.cache, (sampler.op, room, n), run, given))
 
     def _together(
-        self, op: Verification, room: int, n: int, given: Sequence[Given]
+        self, op: Verification, room: int, n: int, given: Sequence[SequenceInputs]
     ) -> list[tuple[Tensor, Tensor]]:
         return split(self._graph(op, room, n)(given), len(given))
 
@@ -126,24 +129,18 @@ class DraftModel:
     def unprepared(self, length: int, n: int, sampler: Sampler) -> list[Preparation]:
         if not self.device_side or n < 1:
             return []
-        # The graphs of the draft, then the forwards that feed what its last verdict and a restart committed.
-        answer = sampler.penalized_tokens(length + n)
-        room = rounded_up(answer) if answer else 0
+        room = sampler.room(length + n)
         made = self.graphs.made.get((sampler.op, room), {})
         parts = sorted({*self._parts(n)} - made.keys(), reverse=True)
-        drafts = [partial(self._prepare, sampler.op, room, part) for part in parts]
-        sizes = sorted({fitting(rows) or rows for rows in range(1, n + 2)})
-        return [*drafts, *self.feeding([*sizes, USUAL])]
+        return [*(partial(self._prepare, sampler.op, room, part) for part in parts), *self.feeding()]
 
     def preparations(self, length: int, sampler: Sampler) -> Iterator[Preparation]:
         for n in sorted(self.lengths, reverse=True):
             yield from self.unprepared(length, n, sampler)
-        if self.lengths:
-            yield from self.feeding([size for size in SIZES if size <= USUAL])
 
-    def feeding(self, sizes: Sequence[int]) -> list[Preparation]:
-        """Captures of the forwards of so many tokens."""
-        return [each for rows in sizes for each in self.model.unprepared(self.cache, rows)]
+    def feeding(self) -> list[Preparation]:
+        """Captures of the forwards by which the cache is brought up to date, after a restart or any verdict."""
+        return [each for rows in reversed(FEEDING) for each in self.model.unprepared(self.cache, rows)]
 
     def _prepare(self, op: Verification, room: int, n: int) -> None:
         slot = self.cache.vacant()
@@ -163,7 +160,7 @@ def split(drafts: tuple[Tensor, Tensor], count: int) -> list[tuple[Tensor, Tenso
     return [*zip(tokens.clone().split(1), probs.clone().split(1), strict=True)][:count]
 
 
-class Given(NamedTuple):
+class SequenceInputs(NamedTuple):
     """What one sequence drafts after; the shapes are those of a single sequence."""
 
     cache: StreamingCache
@@ -217,7 +214,7 @@ class DraftInputs:
         self.penalty = PenaltyContext(answer, length) if room else None
         self.uniforms = Uniforms.empty(rows, 0, device)._replace(last=last)
 
-    def take(self, given: Sequence[Given]) -> None:
+    def take(self, given: Sequence[SequenceInputs]) -> None:
         """Fill the first rows."""
         count = len(given)
         self.forward.aim([each.cache for each in given], joined([each.offset for each in given]))
@@ -256,7 +253,7 @@ class DraftGraph:
         self.forward.aim_at_nothing(cache)
         self.graph.prepare(self._work)
 
-    def __call__(self, given: Sequence[Given]) -> tuple[Tensor, Tensor]:
+    def __call__(self, given: Sequence[SequenceInputs]) -> tuple[Tensor, Tensor]:
         """The drafted tokens [B, n] and distributions [B, n, V]; the first rows are those of ``given``."""
         self.inputs.take(given)
         return self.graph(self._work)

@@ -12,7 +12,7 @@ from triforce_chat.engine.speculation.exploration import AHEAD, Exploration
 from triforce_chat.engine.speculation.investment import Investment
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.plan import Expected, Plan
-from triforce_chat.engine.speculation.round_times import PlainToday, RoundTimes
+from triforce_chat.engine.speculation.round_times import CurrentPlainTime, RoundTimes
 from triforce_chat.engine.speculation.tree_plan import TreePlan
 from triforce_chat.engine.speculation.tree_rates import eldest_line
 
@@ -43,7 +43,7 @@ class Experience:
         self._begin()
 
     def _begin(self) -> None:
-        self.times, self.plain_today = RoundTimes(self.row), PlainToday()
+        self.times, self.current_plain = RoundTimes(self.row), CurrentPlainTime()
         self.blend = AcceptanceCurve()  # of rounds in which either the arm or lookup drafts
         self.rounds = 0
         self.habit = Plan(0)  # the latest one that is no trial and no match's
@@ -84,7 +84,7 @@ class Experience:
     def use_times(self, known: LevelTimes) -> None:
         """Go on from times that were measured before, and change them unless they are fixed."""
         self.times.use(known)
-        self.plain_today.use(self.times)
+        self.current_plain.use(self.times)
         each = zip(self.arms, known.costs, known.excess, known.overheads, strict=False)
         for arm, cost, excess, overhead in each:
             arm.use_costs(cost, excess, overhead, self.rounds)
@@ -175,9 +175,9 @@ class Experience:
             self._surveyed(drafted)
             self.times.waited(self.rounds)
             self._learn_step(plan, drafted, verifying)
-            self.plain_today.verified(1 + drafted, verifying)
+            self.current_plain.verified(1 + drafted, verifying)
         if timed and not drafted and plan.plain:
-            self.plain_today.plain(verifying + self.times.gap.mean)
+            self.current_plain.plain(verifying + self.times.gap.mean)
         if timed and not drafted:
             self.exploration.plain_measured(self.rounds, self.habit.n > 0)
         if plan.forced:  # says nothing about any drafter
@@ -186,7 +186,7 @@ class Experience:
         hopes = self.hopes(match, drafted) if arm is None else []
         self._remember(hopes, accepted)
         if arm is None:
-            self._learn_rival(False)
+            self._learn_choice(False)
             return
         if plan.parents and self.trees is not None:
             if drafted:
@@ -227,17 +227,17 @@ class Experience:
         if plan.arm is not None:
             plan.arm.curve.learn(*eldest_line(plan.parents, path))
             plan.arm.measured_at = self.rounds
-        self._learn_rival(True)
+        self._learn_choice(True)
 
     def _learn_chain(self, drafted: int, accepted: int) -> None:
         """Learn from a round in which the arm drafted a chain, also about trees."""
         if self.trees is not None and self.trees.optional:
             self.trees.ranks.learn_chain(drafted, accepted)
-        self._learn_rival(False)
+        self._learn_choice(False)
 
-    def _learn_rival(self, tree: bool) -> None:
+    def _learn_choice(self, tree: bool) -> None:
         if self.trees is not None and self.trees.optional:
-            self.trees.rivalry.drafted(tree, self.rounds)
+            self.trees.choice.drafted(tree, self.rounds)
 
     def learn_plain(self, seconds: float, timed: bool = True) -> None:
         """Learn from a token that was decoded without a draft while the host read the previous one.
@@ -252,8 +252,8 @@ class Experience:
 
     def _learn_plain_time(self, seconds: float) -> None:
         # The first of several waited for its launch.
-        if self.times.in_a_row or not self.plain_today.measured:
-            self.plain_today.plain(seconds)
+        if self.times.in_a_row or not self.current_plain.measured:
+            self.current_plain.plain(seconds)
         self.times.add_plain(seconds, self.rounds - self.exploration.plain_at > STALE)
         if self.times.in_a_row >= AHEAD:
             self.exploration.plain_measured(self.rounds, self.habit.n > 0)
@@ -276,7 +276,7 @@ class Experience:
             self._learn_pace(drafting + verifying, 1 + accepted)
             self._learn_step(plan, plan.n, verifying)
         if not plan.n:
-            self._learn_rival(False)
+            self._learn_choice(False)
             return
         if plan.parents and self.trees is not None:
             self._learn_tree(self.trees, plan, plan.n, path, (drafting, verifying) if timed else None)
@@ -287,7 +287,7 @@ class Experience:
         if match < plan.threshold:
             self._learn_chain(plan.n, accepted)
         else:
-            self._learn_rival(False)
+            self._learn_choice(False)
         if timed:
             plan.arm.learn_cost(drafting, plan.n, plan.n, self.rounds)
         if match < plan.threshold:

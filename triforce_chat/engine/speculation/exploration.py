@@ -100,16 +100,16 @@ class Exploration:
         few, many = first_lengths(min(TRIALS[arm.trials], most), hopes, hoped, each)
         if not planner.may_be_plain:
             return many
-        n = next((n for n in (many, few) if planner.affordable(arm, n, planner.times.plain_seconds)), 0)
-        if best.arm is arm:
-            return n
         dear = forecast > 0 and hopes[hoped] * step > ALREADY
-        early = planner.rounds <= TRY_AFTER and (planner.overlaps or not dear)
-        if early or not n:
+        if best.arm is not arm and planner.rounds <= TRY_AFTER and (planner.overlaps or not dear):
             return 0
         won = planner.expected_rest * (1 / best.rate - 1 / hopes[hoped]) if best.rate else math.inf
-        loss = planner.loss(n, n * (forecast * step or step), best.rate, 0.0)
-        return n if self.worth(loss, won) else 0
+        for n in (many, few):
+            loss = planner.loss(n, n * (forecast * step or step), best.rate, 0.0) + planner.capturing(arm, n)
+            pays = best.arm is arm or self.worth(loss, won)
+            if pays and planner.affordable(arm, n, planner.times.plain_seconds):
+                return n
+        return 0
 
     def _further(self, planner: Planner, arm: Arm, best: float, most: int) -> int:
         """Tokens of a trial of an arm that was tried before; 0 if none is due."""
@@ -121,7 +121,7 @@ class Exploration:
         near = hoped > NOT_FAR_OFF * best or waited > FAR_OFF * arm.patience
         if not near or not planner.affordable(arm, n, planner.times.plain_seconds):
             return 0
-        loss = planner.further_loss(arm, n, best)
+        loss = planner.further_loss(arm, n, best) + planner.capturing(arm, n)
         if waited <= arm.patience * min(1.0, loss / (DEAR * planner.times.step(planner.rounds)[0])):
             return 0
         rest = planner.expected_rest / best if best else math.inf

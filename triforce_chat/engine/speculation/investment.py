@@ -26,17 +26,21 @@ class Investment:
     captures together must not take more than a share (``INVESTED``) of the time of all answers, including that rest, at
     their pace; what one answer does not use is left for later ones. Most answers end long before their limit: the rest
     is expected to be as long as what is there (at least ``SURE``). ``earned``: seconds that were not used so far.
-    ``unlimited``: plans must not depend on what happens to be captured.
+    ``quoted``: seconds that tokens took after lookup's longest matches, since the latest capture. ``unlimited``: plans
+    must not depend on what happens to be captured.
     """
 
     def __init__(self, captures: Captures, unlimited: bool = False) -> None:
         self.captures, self.unlimited = captures, unlimited
-        self.earned = 0.0
+        self.earned = self.quoted = 0.0
         self.lacking: dict[Hashable, int] = {}  # captures that plans lack, since the latest capture or answer
         self.rest, self.made = 0, 0  # tokens of the answer: to come at most, and made
         self.expected_rest = SURE  # tokens
         self.rest_seconds = 0.0  # that the expected rest takes
         self.counted = 0  # captures that were paid for, or made outside of answers
+        self.quoted = (
+            0.0  # seconds that tokens took after the longest matches of lookup, since the latest capture
+        )
 
     def begin(self, rest: int) -> None:
         """An answer of up to ``rest`` tokens begins."""
@@ -49,14 +53,22 @@ class Investment:
         spent = (self.captures.count - self.counted) * self.captures.mean
         if spent:
             self.lacking.clear()
+            self.quoted = 0.0
         self.earned += INVESTED * pace * (self.rest - rest) - spent
         self.made += self.rest - rest
         self.rest, self.counted = rest, self.captures.count
         self.expected_rest = min(rest, max(SURE, self.made))
         self.rest_seconds = self.expected_rest * pace
 
-    def allows(self, captures: int, saved: float) -> bool:
-        """Whether so many captures may be made now for a plan that saves ``saved`` seconds a token; none always may."""
-        won = min(self.rest_seconds, self.expected_rest * saved)
-        most = min(won, self.earned + INVESTED * self.rest_seconds)
-        return captures == 0 or captures * self.captures.mean <= most
+    def allows(self, captures: int, won: float) -> bool:
+        """Whether so many captures may be made now for ``won`` seconds; none always may."""
+        most = min(won, self.rest_seconds, self.earned + INVESTED * self.rest_seconds)
+        return captures == 0 or self.seconds(captures) <= most
+
+    def won(self, saved: float) -> float:
+        """Seconds that a plan wins in the expected rest of the answer if it saves ``saved`` of each token."""
+        return self.expected_rest * saved
+
+    def seconds(self, captures: int) -> float:
+        """What so many captures take."""
+        return captures * self.captures.mean

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from triforce_chat.engine.cuda_graph import SIZES
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.lookup import ORDERS
-from triforce_chat.engine.tree import Parents, levels
+from triforce_chat.engine.tree import Parents, depth_of
 
 # Rows of a verification: few sizes, as each is captured once; a proposal may be some tokens longer than requested. The
 # last two serve where keys and values are streamed and nothing is captured.
@@ -42,7 +42,7 @@ class Plan:
     @property
     def longest(self) -> int:
         """The most tokens that a round may commit."""
-        return 1 + (levels(self.parents) if self.parents else self.n)
+        return 1 + (depth_of(self.parents) if self.parents else self.n)
 
     @property
     def trial(self) -> bool:

@@ -18,7 +18,7 @@ from triforce_chat.engine.speculation.arm import TRIALS, TRY_AGAIN, Arm
 from triforce_chat.engine.speculation.cost_model import ROW_PRIOR, AcceptanceCurve
 from triforce_chat.engine.speculation.experience import Experience
 from triforce_chat.engine.speculation.investment import Investment, Lacking, nothing_lacking
-from triforce_chat.engine.speculation.lookup import CUTOFF, NgramLookup
+from triforce_chat.engine.speculation.lookup import CUTOFF, ORDERS, NgramLookup
 from triforce_chat.engine.speculation.plan import NEVER, Plan, Proposals, sizes
 from triforce_chat.engine.speculation.stack_specs import LONGEST_BRANCH, MAX_TREE
 from triforce_chat.engine.speculation.survey import EVERYTHING, prescribe
@@ -119,8 +119,8 @@ class Planner(Experience):
 
         Where there is something to choose they draft at most ``most``.
         """
-        if not self.decides and self.arms:
-            return [(self.trees or self.arms[0], self.most)]
+        if not self.decides and self.arms:  # the last round of an answer may lack no draft
+            return [(self.trees or self.arms[0], self.most), (None, 0)]
         able = [arm for arm in self.arms if length >= arm.worth_above]
         plain: list[tuple[Arm | TreePlan | None, int]] = [(None, 0)]
         trials = [(arm, n) for arm in able for n in TRIALS] if self.decides else []
@@ -135,31 +135,34 @@ class Planner(Experience):
 
     # What the next round drafts
 
-    def choose(self, length: int, most: int, match: int) -> Plan:
-        """Plan the round after ``length`` tokens, with at most ``most`` drafted ones.
+    def choose(self, length: int, most: int, match: int, needed: int = EVERYTHING) -> Plan:
+        """Plan the round after ``length`` tokens, with at most ``most`` drafted ones, only ``needed`` of which count.
 
         ``match`` is the length of the match that lookup found. All ranks take rank 0's plan, as their clocks differ.
         """
         self.rounds += 1
         if not self.decides:
-            return self._fixed(most, match)
-        own = self.or_tree(self._choose(length, min(most, self.most), match), most, match)
+            return self._fixed(most, match, needed)
+        own = self._choose(length, min(most, self.most), match, needed)
+        own = self.or_tree(own, min(most, needed), match)
         if own.parents:  # of one rank
             return own
         places = [None, *self.arms]
         n, place = self.group.broadcast_ints((own.n, places.index(own.arm)))
         return Plan(n, places[place], own.rate)
 
-    def _fixed(self, most: int, match: int) -> Plan:
-        arm, n = self.first, min(most, self.most)
+    def _fixed(self, most: int, match: int, needed: int) -> Plan:
+        arm, n = self.first, min(most, self.most) if needed else 0
         if arm is not None and self.trees is not None and n > 0:
             return self.tree(arm, self.trees, min(self.most, self.room, self.trees.most(most)), match)
         if arm is None and self.lookup:
-            n = sum(chance >= CUTOFF for chance in self.lookup.survival(match, n)) if match else 0
+            found = self.lookup.survival(match, min(n, needed)) if match else ()
+            n = sum(chance >= CUTOFF for chance in found)
         return Plan(n, arm)
 
-    def _choose(self, length: int, n: int, match: int) -> Plan:
-        if n == 0:
+    def _choose(self, length: int, n: int, match: int, needed: int = EVERYTHING) -> Plan:
+        rest = min(n, needed)
+        if rest == 0:
             return Plan(0, None if self.may_be_plain else self.arms[0])
         if self.agenda:
             return replace(self.agenda[0], n=min(n, self.agenda[0].n))
@@ -167,11 +170,11 @@ class Planner(Experience):
             # The first one waited for its launch: what is compared with it looks better than it is.
             return Plan(0)
         able = [arm for arm in self.arms if length >= arm.worth_above]
-        options = [self._drafted(arm, n) for arm in able if arm.measured]
+        options = [self._drafted(arm, n, needed) for arm in able if arm.measured]
         if self.may_be_plain and (self.times.steps.known or self.times.undrafted.weight):
-            options += [Plan(0, rate=self.sequences / self.times.plain_seconds), self._looked_up(n, match)]
+            options += [Plan(0, rate=self.sequences / self.times.plain_seconds), self._looked_up(rest, match)]
         best = max(options, key=self._appeal, default=Plan(0))
-        trial = self.exploration.trial(self, able, best, n, length)
+        trial = self.exploration.trial(self, able, best, rest, length)
         if trial is not None:
             arm, tokens = trial
             return Plan(tokens, arm)
@@ -201,6 +204,7 @@ class Planner(Experience):
     # The device idles during these two, so they avoid tensors.
 
     def _looked_up(self, most: int, match: int) -> Plan:
+        self.investment.quoted += self.times.plain_seconds if match == ORDERS else 0.0
         if self.lookup is None or not match:
             return Plan(0, rate=self.sequences / self.times.round(self.rounds)[0])
         record, hopes = self.record, [0.0, *accumulate(self.lookup.survival(match, most))]
@@ -209,11 +213,11 @@ class Planner(Experience):
             n: (self.sequences + record * hopes[n]) / (first + more * n + (late if n else 0.0))
             for n in sizes(0, most)
         }
-        n = self.best(None, rates)
+        n = self.best(None, rates, single=True)
         return Plan(n, rate=rates[n])
 
-    def _drafted(self, arm: Arm, most: int) -> Plan:
-        rates = self.rates(arm, most, arm.seconds, arm.curve)
+    def _drafted(self, arm: Arm, most: int, needed: int = EVERYTHING) -> Plan:
+        rates = self.rates(arm, most, arm.seconds, arm.curve, needed=needed)
         appeal = {n: rate * self._habit(arm, n) for n, rate in rates.items()}
         n = self.best(arm, appeal)
         if not n and self.may_be_plain:
@@ -228,14 +232,21 @@ class Planner(Experience):
         seconds: Callable[[int], float],
         curve: AcceptanceCurve,
         hope: float = 0.0,
+        needed: int = EVERYTHING,
     ) -> dict[int, float]:
-        """Expected tokens per second by the number of tokens that the arm is asked for; ``seconds``: of a draft."""
+        """Expected tokens per second by the number of tokens that the arm is asked for.
+
+        ``seconds``: of a draft, of whose tokens only ``needed`` count.
+        """
         hopes = [0.0, *accumulate(curve.chances(arm.makes(most), hope))]
         (first, more), all_ = self.times.step(self.rounds), self.sequences
         # All that an answer lacks is a choice, too: another round may cost a second.
-        lengths = {*sizes(1, most), *([most] if 0 < most < self.most else [])}
+        rest = min(most, needed)
+        lengths = {*sizes(1, most), *([rest] if 0 < rest < self.most else [])}
         made = {n: arm.makes(n) for n in sorted(lengths)}
-        return {n: all_ * (1 + hopes[m]) / (first + more * m + seconds(m)) for n, m in made.items()}
+        return {
+            n: all_ * (1 + hopes[min(m, needed)]) / (first + more * m + seconds(m)) for n, m in made.items()
+        }
 
     def _appeal(self, plan: Plan) -> float:
         """The expected rate, with a bonus for the current plan: the best of many noisy estimates is overestimated."""
@@ -249,14 +260,20 @@ class Planner(Experience):
 
     # What is worth capturing
 
-    def best(self, arm: Arm | None, rates: dict[int, float]) -> int:
-        """The number of drafted tokens with the highest rate for which nothing too costly is to be captured; else 0."""
+    def best(self, arm: Arm | None, rates: dict[int, float], single: bool = False) -> int:
+        """The number of drafted tokens with the highest rate for which nothing too costly is to be captured; else 0.
+
+        ``single``: of a match that lookup found. It serves one round, and most are short and fail, so captures may take
+        as long as tokens did that followed the longest ones.
+        """
         slowest: float | None = None  # looked for where it matters, as that takes the host a while
         for n in sorted(rates, key=rates.__getitem__, reverse=True):
             if self.investment.unlimited or not self._lacked(arm, n):
                 return n
-            slowest = self._slowest(arm, rates) if slowest is None else slowest
-            if self.affordable(arm, n, slowest - 1 / rates[n]):
+            if slowest is None and not single:
+                slowest = self._slowest(arm, rates)
+            won = self.investment.quoted if slowest is None else self.investment.won(slowest - 1 / rates[n])
+            if self.investment.allows(self._lacked(arm, n), won):
                 return n
         return 0
 
@@ -270,9 +287,14 @@ class Planner(Experience):
         best = max(ready, default=0)
         return 1 / best if best else math.inf
 
-    def affordable(self, arm: Arm | None, n: int, saved: float) -> bool:
+    def affordable(self, arm: Arm, n: int, saved: float) -> bool:
         """Whether what ``arm`` lacks for n tokens may be captured, if that saves ``saved`` seconds a token."""
-        return self.investment.unlimited or self.investment.allows(self._lacked(arm, n), saved)
+        own = self.investment
+        return own.unlimited or own.allows(self._lacked(arm, n), own.won(saved))
+
+    def capturing(self, arm: Arm, n: int) -> float:
+        """Seconds that the captures take which a round of that kind lacks."""
+        return 0.0 if self.investment.unlimited else self.investment.seconds(self._lacked(arm, n))
 
     def _lacked(self, arm: Arm | None, n: int) -> int:
         # Looking takes the host a while. By number: references would keep a replaced stack alive.
@@ -299,7 +321,7 @@ class Planner(Experience):
         if not trees.measured:
             return RoundCosts(*self.times.round(self.rounds), arm.cost.mean)
         first, row = trees.costs.steps.line
-        return RoundCosts(first + self.times.gap.mean, row, trees.costs.level.mean)
+        return RoundCosts(first + self.times.gap.mean, row, trees.costs.depth.mean)
 
     def or_tree(self, chain: Plan, most: int, match: int) -> Plan:
         """That plan, or a tree of an answer's next ``most`` tokens if that promises more."""
@@ -308,10 +330,11 @@ class Planner(Experience):
             return chain
         tree = self.tree(arm, trees, min(self.room, trees.most(most)), match)
         how = tree.rate, chain.rate, self.rounds, chain.rounds, trees.measured
-        if not tree.rate or not trees.rivalry.drafts_tree(*how):
+        if not tree.rate or not trees.choice.drafts_tree(*how):
             return chain
         saved = 1 / chain.rate - 1 / tree.rate
-        able = self.investment.unlimited or self.investment.allows(self._lacked_by(trees, tree), saved)
+        own = self.investment
+        able = own.unlimited or own.allows(self._lacked_by(trees, tree), own.won(saved))
         return tree if able else chain
 
     def _lacked_by(self, trees: TreePlan, tree: Plan) -> int:

@@ -120,7 +120,7 @@ class RoundTimes:
         self.gap.add(min(seconds, PAUSE * usual))
 
 
-class PlainToday:
+class CurrentPlainTime:
     """What a token without a draft takes as the machine is now, which speculation is held against in what is shown.
 
     Stored times may be of a busier machine, and repeatable plans go by them whatever the clock says. So they are scaled

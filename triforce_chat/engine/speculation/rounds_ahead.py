@@ -34,7 +34,7 @@ def intended(planner: Planner, n: int, length: int) -> Plan:
     arm, trees = planner.first, planner.trees
     if trees is not None and arm is not None and not trees.optional:
         return _several_trees(planner, trees, planner.tree(arm, trees, planner.most, 0), n, length)
-    ((drafted, rounds),) = rounds_together([Wish(planner, n, length)])
+    ((drafted, rounds),) = rounds_together([RoundsRequest(planner, n, length)])
     chain = Plan(drafted, arm, rounds=rounds)
     if trees is None:
         return chain
@@ -49,7 +49,7 @@ def agreed(planner: Planner, drafted: int, rounds: int) -> Plan:
     return Plan(drafted, planner.first, rounds=rounds, threshold=planner.threshold(drafted))
 
 
-class Wish(NamedTuple):
+class RoundsRequest(NamedTuple):
     """About ``n`` tokens after ``length`` are to be made by several rounds."""
 
     planner: Planner
@@ -57,25 +57,29 @@ class Wish(NamedTuple):
     length: int
 
 
-def rounds_together(wishes: Sequence[Wish]) -> list[tuple[int, int]]:
+def rounds_together(requests: Sequence[RoundsRequest]) -> list[tuple[int, int]]:
     """(drafted tokens, rounds) for each of the sequences that make their rounds together: the same for all.
 
     A forward of some of them takes hardly less time than one of all, and a sequence with fewer rounds would only wait.
     """
-    planners, count = [wish.planner for wish in wishes], len(wishes)
+    planners, count = [request.planner for request in requests], len(requests)
     leading = planners[0]
-    drafted = min(_longest(wish.planner, wish.length) for wish in wishes)
+    drafted = min(_longest(request.planner, request.length) for request in requests)
     if leading.gamma is None and drafted:
         curves = [[0.0, *accumulate(_blend(planner).chances(drafted))] for planner in planners]
         # Until one has measured something, all reckon in shares of a step.
-        lines = [_line(wish.planner, wish.length) for wish in wishes if wish.planner.times.steps.known]
-        lines = lines or [_line(leading, wishes[0].length)]
+        lines = [
+            _line(request.planner, request.length)
+            for request in requests
+            if request.planner.times.steps.known
+        ]
+        lines = lines or [_line(leading, requests[0].length)]
         first, each = (sum(parts) / len(lines) for parts in zip(*lines, strict=True))
         rates = {
             g: (1 + sum(hopes[g] for hopes in curves) / count) / (first + each * g) for g in sizes(1, drafted)
         }
         drafted = leading.best(leading.first, rates) or leading.least_lacking(leading.first, rates)
-    n = sum(wish.n for wish in wishes) / count
+    n = sum(request.n for request in requests) / count
     made = 1 + sum(sum(_blend(planner).chances(drafted)) for planner in planners) / count
     rounds = (round(n / made) or min(math.ceil(n), 1)) + leading.proposals.spare
     return count * [(drafted, min(rounds, leading.proposals.most // (drafted + 1)))]

@@ -11,16 +11,15 @@ plans and launches. Otherwise waiting costs nothing, and it plans every round se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
 from weakref import proxy
 
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.storage import KVCache
+from triforce_chat.engine.cache.kv_cache import KVCache
 from triforce_chat.engine.cuda_graph import (
     MARGIN,
     SIZES,
@@ -32,20 +31,22 @@ from triforce_chat.engine.cuda_graph import (
 )
 from triforce_chat.engine.draft import Draft, TokenBuffer, Verdict
 from triforce_chat.engine.events import Event, Verified
-from triforce_chat.engine.forward.runner import Forward, feed
+from triforce_chat.engine.forward.forward import Forward
+from triforce_chat.engine.forward.runner import feed
 from triforce_chat.engine.gathered import rows_each
 from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.host_copy import HostCopy
 from triforce_chat.engine.sampling.constraint import Constraint
-from triforce_chat.engine.sampling.executor import NOT_FINITE, SamplerInputs, empty_trees
+from triforce_chat.engine.sampling.executor import SamplerInputs, empty_trees
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.cost_model import Clock, clock_of
 from triforce_chat.engine.speculation.lookup import Match
 from triforce_chat.engine.speculation.plan import NEVER, Plan
 from triforce_chat.engine.speculation.planner import Planner
+from triforce_chat.engine.speculation.round import Outcome, Round
 from triforce_chat.engine.speculation.rounds_ahead import (
-    Wish,
+    RoundsRequest,
     agreed,
     agreed_on_trees,
     intended,
@@ -56,71 +57,9 @@ from triforce_chat.engine.speculation.rounds_ahead import (
 from triforce_chat.engine.speculation.stack_specs import MAX_TREE
 from triforce_chat.engine.speculation.tree_draft import grafted
 from triforce_chat.engine.speculation.tree_plan import TreePlan
-from triforce_chat.engine.tree import Parents, levels, verified
-from triforce_chat.errors import ModelError
+from triforce_chat.engine.tree import Parents, depth_of, verified
 
 MOST_FORCED = 16  # tokens in a draft of what the form of an answer prescribes
-
-
-@dataclass(slots=True)
-class Round:
-    """A draft and its verification that have been launched."""
-
-    plan: Plan
-    draft: Draft
-    logits: Tensor  # [B, n+1, V]
-    match: Match | None  # found by lookup for this round
-    marks: tuple[Any, Any] | None  # of the clock: before and after the draft; None without a drafter
-    began: float  # seconds of the host's clock
-    captures: int  # on this device until it began
-    verdict: Verdict = field(init=False)
-    following: Match | None = field(init=False)  # found by lookup for the next round
-    outcome: HostCopy = field(init=False)  # the numbers of an ``Outcome`` for each sequence
-    verified: Any = field(init=False)  # mark of the clock after the verification
-    timed: bool = True  # nothing was captured in it, so its times say something
-    path: Tensor | None = None  # [m], of a tree's tokens those that passed, then any; None for a chain
-
-    def read(self) -> Outcome:
-        """Wait for the outcome of a single sequence."""
-        return Outcome.of(self.outcome.read()[0], self.match is not None, self.path is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of one round of one sequence, as the host reads it."""
-
-    ids: list[int]  # committed: accepted, then one recovered or bonus token
-    complete: bool  # no top-p nucleus was cut short
-    drafted: int
-    right: int  # number of leading tokens of ``match`` that came true
-    match: int  # length of the match
-    following: int  # length of the next match
-    finite: bool = True  # all tokens were drawn from distributions
-    path: Sequence[int] = ()  # of a tree's tokens: those that passed
-
-    def checked(self) -> Outcome:
-        """This outcome. Raises ModelError if the model computed no distribution for a token."""
-        if not self.finite:
-            raise ModelError(
-                "the model computed no finite scores for the next token: its weights are damaged, or too large for "
-                "their format (--dtype float32 may help)"
-            )
-        return self
-
-    @staticmethod
-    def of(numbers: list[int], looked_up: bool, tree: bool = False) -> Outcome:
-        """An outcome from the numbers of a ``SamplerOutput``, followed by three of lookup if it took part."""
-        right, match, following = numbers[-3:] if looked_up else (0, 0, 0)
-        own = numbers[:-3] if looked_up else numbers
-        rows = own[len(own) // 2 + 2 :] if tree else []
-        count, *ids, drafted, complete = own[: len(own) - len(rows)]
-        found = ids[:count], bool(complete), drafted, right, match, following, complete != NOT_FINITE
-        return Outcome(*found, [row - 1 for row in rows[1:count]])
-
-    @property
-    def accepted(self) -> int:
-        """Drafted tokens that passed."""
-        return len(self.ids) - 1
 
 
 class Speculative:
@@ -219,7 +158,7 @@ class Speculative:
         packed = self.group.broadcast(packed)
         last = packed[:, 0]  # row of the logits, counted from 1, that gave the last token
         if rows is not None and made.draft.parents is not None:
-            n = levels(made.draft.parents)
+            n = depth_of(made.draft.parents)
             made.path, last = rows[0, 1 : n + 1] - 1, rows[0, -1:] + 1
             probs = probs[:, rows[0, : n + 1]]
         made.verdict = Verdict(packed[:, 0], packed[:, 1 : n + 2], probs[:, : n + 1])
@@ -227,8 +166,8 @@ class Speculative:
         self.model.committed(last, seq.length)
         made.following = self._find(seq)
         if made.match is not None and made.following is not None:
-            found = [came(made.match, made.verdict), made.match.length, made.following.length]
-            packed = torch.cat([packed, *(each[:, None] for each in found)], -1)
+            lengths = made.match.length[:, None], made.following.length[:, None]
+            packed = torch.cat([packed, made.match.tokens, *lengths], -1)
         made.outcome = HostCopy(packed)
         if seq.slack and made.path is not None:
             self.cache.keep_beyond(before - self.cache.length, made.path)
@@ -292,8 +231,12 @@ class Speculative:
         self.planner.sequences = self.model.sequences
         if self.planner.trees is not None:
             self.planner.room = self._room(seq.known)
-        most = min(self._most(self.model.sequences), end - seq.known - 1)
-        return self.planner.choose(seq.known - self.cache.forgotten, most, match)
+        needed = end - seq.known - 1
+        # Where drafts are captured they may be longer than the rest of an answer, which is cut: shorter ones at its end
+        # would lack graphs of their own.
+        reach = self.cache.limit - seq.known if self.model.places_on_device else needed
+        most = min(self._most(self.model.sequences), reach)
+        return self.planner.choose(seq.known - self.cache.forgotten, most, match, needed)
 
     def _room(self, known: int) -> int:
         """Tokens of a captured tree after so many that the cache has slots for."""
@@ -453,8 +396,8 @@ class Speculative:
             plan = several(self.planner, n, length)
             agreed_rounds = self.model.together(self.cache, "trees", mean_rounds, plan.rounds)
             return agreed_on_trees(self.planner, plan, *agreed_rounds)
-        wish = Wish(self.planner, n, length)
-        return agreed(self.planner, *self.model.together(self.cache, "rounds", rounds_together, wish))
+        request = RoundsRequest(self.planner, n, length)
+        return agreed(self.planner, *self.model.together(self.cache, "rounds", rounds_together, request))
 
     def judged(self, proposed: int, accepted: int) -> None:
         """Learn how the last proposal fared one level up; by then the outcomes of its rounds can be read."""
@@ -480,13 +423,24 @@ class Speculative:
         planner, drafter = self.planner, ""
         if outcome.drafted:
             drafter = plan.arm.drafter.name if plan.arm else "schema" if plan.forced else "lookup"
-        plain_ms, measured = 1000 * planner.plain_today.seconds(planner.times), planner.plain_today.measured
+        plain_ms, measured = (
+            1000 * planner.current_plain.seconds(planner.times),
+            planner.current_plain.measured,
+        )
         self.emit(Verified(self.name, outcome.drafted, outcome.accepted, drafter, plain_ms, measured))
 
     # What is captured ahead
 
     def longest(self, length: int, n: int) -> int:
         return kept(intended(self.planner, n, length), n) if self.unwaited else n
+
+    @property
+    def surplus(self) -> int:
+        """The most tokens of a draft beyond those that were asked for, whatever is planned; see ``kept``."""
+        planner = self.planner
+        if not self.unwaited:
+            return planner.widest
+        return max(planner.most, planner.trees.deepest if planner.trees else 0) // 2
 
     def unprepared(self, length: int, n: int, sampler: Sampler) -> list[Preparation]:
         plan = intended(self.planner, n, length)
@@ -504,11 +458,15 @@ class Speculative:
         if self.planner.lookup is not None:  # the first call of a kernel loads it
             yield partial(self._find, TokenBuffer.of([0], length, self.model.device))
         held = self.cache.kept(length)
-        for drafter, n in self.planner.expected_rounds(held, self._most(pool.count if pool else 1)):
+        expected = self.planner.expected_rounds(held, self._most(pool.count if pool else 1))
+        for drafter, n in expected:
             # What a drafter intends depends on its rank's clock, and all ranks must capture in the same order.
             yield from self._lacked(length, drafter if self.group.size == 1 else None, n, sampler)
         if self.planner.trees is not None:
             yield from self._preparations_of_trees(length, self.planner.trees, sampler)
+        for drafter, n in expected:
+            if isinstance(drafter, Arm):
+                yield from self._verifying(length, n + 1, n + 1 + drafter.surplus, sampler)
         for arm in self.planner.arms:
             if held >= arm.worth_above:
                 yield from arm.drafter.preparations(length, sampler)
@@ -530,8 +488,20 @@ class Speculative:
             return self._lacked_by_tree(length, by, self.planner.next_tree, sampler) if n else []
         drafter = by.drafter if by and n else None
         rows = 1 + (drafter.longest(length, n) if drafter else n)
-        own = [*self.model.unprepared(self.cache, rows), *sampler.unprepared(self._like, length, rows)]
+        own = self._verifying(length, rows, rows, sampler)
         return [*own, *drafter.unprepared(length, n, sampler)] if drafter else own
+
+    def _verifying(self, length: int, least: int, most: int, sampler: Sampler) -> list[Preparation]:
+        """What is to be captured before verifications of ``least`` to ``most`` rows, the largest first."""
+        sizes = sorted({fitting(rows) or rows for rows in range(least, most + 1)}, reverse=True)
+        return [
+            prepare
+            for rows in sizes
+            for prepare in (
+                *self.model.unprepared(self.cache, rows),
+                *sampler.unprepared(self._like, length, rows),
+            )
+        ]
 
     def _preparations_of_trees(self, length: int, trees: TreePlan, sampler: Sampler) -> Iterator[Preparation]:
         for parents in trees.usual_shapes():
@@ -574,13 +544,6 @@ def kept(plan: Plan, n: int) -> int:
     Surplus tokens are cut if the verification would need a larger graph for them.
     """
     return min(plan.rounds * plan.longest, (fitting(n + 1 + (plan.longest - 1) // 2) or n + 1) - 1)
-
-
-def came(match: Match, verdict: Verdict) -> Tensor:
-    """Number of leading tokens that a match shares with a verdict, which may exceed the committed ones: [B]."""
-    width = min(match.tokens.shape[1], verdict.tokens.shape[1])
-    same = match.tokens[:, :width] == verdict.tokens[:, :width]
-    return same.cumprod(-1, dtype=torch.long).sum(-1)
 
 
 def put(out: Tensor, index: Tensor, rows: Tensor) -> None:

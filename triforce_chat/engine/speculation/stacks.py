@@ -9,13 +9,15 @@ from triforce_chat.engine.cache.chunk_mass import weighable
 from triforce_chat.engine.cache.eviction import SINKS, WINDOW
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.in_place import InPlaceCache
+from triforce_chat.engine.cache.kv_cache import KVCache
 from triforce_chat.engine.cache.layout import Budget
 from triforce_chat.engine.cache.quantization import BITS
 from triforce_chat.engine.cache.quantized_copy import QuantizedCopy, copy_bytes
 from triforce_chat.engine.cache.renumbered import RenumberedCache
 from triforce_chat.engine.cache.retrieval import RetrievalCache
 from triforce_chat.engine.cache.selection import AttentionMass, MeanKey, MinMaxKey, Policy, Recent
-from triforce_chat.engine.cache.storage import KVBuffer, KVCache, KVPool, Shape
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import KVBuffer, KVPool
 from triforce_chat.engine.cache.streaming import HOP, LONG_HOP, StreamingCache
 from triforce_chat.engine.cuda_graph import TREE_SIZES, captures_on, fitting
 from triforce_chat.engine.events import Event
@@ -305,6 +307,7 @@ class Builder:
             LEVEL_HOPE,
             pace=lambda: drafter.planner.pace,
             guess=LEVEL_GUESS,
+            surplus=drafter.surplus,
         )
 
     def planner(

@@ -1,6 +1,6 @@
-"""Drafts that are trees: a small model drafts a whole level per forward, and lookup adds a branch.
+"""Drafts that are trees: a small model drafts all tokens of one depth per forward, and lookup adds a branch.
 
-Where its forwards can be captured, all levels are one CUDA graph (``tree_graph.py``); otherwise the loop runs eagerly.
+Where its forwards can be captured, a draft is one CUDA graph (``tree_graph.py``); otherwise the loop runs eagerly.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from triforce_chat.engine.tree import (
     bits,
     branches,
     children,
+    depth_of,
     depths,
     extended,
     family,
-    levels,
     paths,
 )
 
-Widths = tuple[int, ...]  # of each level from the root's on: its rows with children
+Widths = tuple[int, ...]  # for each depth from the root's on: its rows with children
 
 
 class Growth(NamedTuple):
-    """How B trees of up to n tokens are drawn, level by level.
+    """How B trees of up to n tokens are drawn, one depth after the other.
 
-    family: their shapes. rows: [B, m], those with children, one level after the other; -1 where a level has fewer than
+    family: their shapes. rows: [B, m], those with children, one depth after the other; -1 where a depth has fewer than
     its width. masks: [B, m, words], which of the rows after the root's each one sees, itself included: see ``bits``.
     """
 
@@ -59,10 +59,10 @@ class Growth(NamedTuple):
         return ((self.lines[:, 1:] < self.lines.shape[1] - 1).sum(-1) - 1).clamp_min(0)
 
 
-def inner_levels(parents: Parents) -> list[list[int]]:
-    """The rows with children, from the root's level on."""
+def rows_by_depth(parents: Parents) -> list[list[int]]:
+    """The rows with children by their depth, from the root's on."""
     following, deep = children(parents), (0, *depths(parents))
-    found: list[list[int]] = [[] for _ in range(levels(parents))]
+    found: list[list[int]] = [[] for _ in range(depth_of(parents))]
     for row, depth in enumerate(deep):
         if row - 1 in following:
             found[depth].append(row)
@@ -70,16 +70,16 @@ def inner_levels(parents: Parents) -> list[list[int]]:
 
 
 def widths_of(parents: Parents) -> Widths:
-    return tuple(len(level) for level in inner_levels(parents))
+    return tuple(map(len, rows_by_depth(parents)))
 
 
 @lru_cache(maxsize=16)
 def growth(parents: Parents, widths: Widths, n: int) -> Growth:
-    """The growth of one tree, for levels of these widths, at least its own, and with room for n tokens."""
+    """The growth of one tree, for these widths, at least its own, and with room for n tokens."""
     rows = [
         row
-        for level, width in zip(inner_levels(parents), widths, strict=True)
-        for row in (*level, *(width - len(level)) * (-1,))
+        for inner, width in zip(rows_by_depth(parents), widths, strict=True)
+        for row in (*inner, *(width - len(inner)) * (-1,))
     ]
     seen, lines = torch.zeros(len(rows), max(len(rows) - 1, 1), dtype=torch.bool), paths(parents)
     place = {row: at - 1 for at, row in enumerate(rows) if row > 0}
@@ -110,21 +110,21 @@ class Draws(NamedTuple):
     vocabulary: int
 
 
-# Draws the children of a level's rows, given its depth, which of all rows they are, the logits [B, m, V] after them,
+# Draws the children of one depth's rows, given the depth, which of all rows they are, the logits [B, m, V] after them,
 # and the tokens [B, n] and distributions [B, n, V] so far.
 Draw = Callable[[int, slice, Tensor, Tensor, Tensor], None]
 
 
 def by_kernels(how: Growth, by: Draws) -> Draw:
-    """Three kernels draw a level's children where operations launch up to 35; without filters."""
+    """Three kernels draw the children of one depth where operations launch up to 35; without filters."""
     from triforce_chat.engine import kernels
 
     sampling, numbers = by.op.sampling, by.numbers.last
     since = None if by.answer is None else kernels.since_written(*by.answer, by.vocabulary)
     drawing = kernels.Drawing(sampling.temperature, numbers, sampling.repetition_penalty, since, by.forced)
 
-    def draw(depth: int, level: slice, logits: Tensor, tokens: Tensor, probs: Tensor) -> None:
-        shape = how.links, how.lines, how.rows[:, level]
+    def draw(depth: int, at: slice, logits: Tensor, tokens: Tensor, probs: Tensor) -> None:
+        shape = how.links, how.lines, how.rows[:, at]
         kernels.draw_children(logits, drawing, *shape, depth, tokens, probs, by.independent)
 
     return draw
@@ -133,8 +133,8 @@ def by_kernels(how: Growth, by: Draws) -> Draw:
 def by_operations(how: Growth, by: Draws) -> Draw:
     random, sampling = by.op.randomness(by.numbers), by.op.sampling
 
-    def draw(_: int, level: slice, logits: Tensor, tokens: Tensor, probs: Tensor) -> None:
-        rows = how.rows[:, level]
+    def draw(_: int, at: slice, logits: Tensor, tokens: Tensor, probs: Tensor) -> None:
+        rows = how.rows[:, at]
         lines = how.lines.gather(1, rows.clamp_min(0)[..., None].expand(-1, -1, how.lines.shape[2]))
         scores = penalized_paths(logits, by.answer, tokens, lines, sampling.repetition_penalty)
         dists = warp(scores, sampling, by.op.candidates)[0]
@@ -147,11 +147,11 @@ def by_operations(how: Growth, by: Draws) -> Draw:
 
 
 def grown(
-    how: Growth, widths: Widths, feed_level: Callable[[int, Tensor], Tensor], by: Draws
+    how: Growth, widths: Widths, feed_depth: Callable[[int, Tensor], Tensor], by: Draws
 ) -> tuple[Tensor, Tensor]:
-    """Draw the tokens [B, n] of trees and their distributions [B, n, V], by one forward for each level with children.
+    """Draw the tokens [B, n] of trees and their distributions [B, n, V], by one forward for each depth with children.
 
-    ``feed_level`` returns the logits [B, m, V] after a level's rows, whose ids [B, m] it is given; at the root's these
+    ``feed_depth`` returns the logits [B, m, V] after a depth's rows, whose ids [B, m] it is given; at the root's these
     mean nothing.
     """
     tokens = how.rows.new_zeros(len(how.rows), how.lines.shape[1] - 1)
@@ -159,7 +159,7 @@ def grown(
     draw = (by_kernels if by.op.draws_by_kernels and tokens.is_cuda else by_operations)(how, by)
     probs: Tensor | None = None
     for depth, (first, last) in enumerate(pairwise((0, *accumulate(widths)))):
-        logits = feed_level(depth, tokens.gather(1, nodes[:, first:last]))
+        logits = feed_depth(depth, tokens.gather(1, nodes[:, first:last]))
         if probs is None:
             kind = torch.promote_types(logits.dtype, torch.float32)
             probs = logits.new_empty(*tokens.shape, by.vocabulary, dtype=kind)
@@ -178,10 +178,10 @@ def grow(
     """
     n, widths = len(parents), widths_of(parents)
     cache, model = drafter.cache, drafter.model
-    inner = tuple(row - 1 for level in inner_levels(parents)[1:] for row in level)
+    inner = tuple(row - 1 for rows in rows_by_depth(parents)[1:] for row in rows)
     pending, ends = cache.pending(seq.tokens, len(inner)), [0, *accumulate(widths[1:])]
 
-    def feed_level(depth: int, ids: Tensor) -> Tensor:
+    def feed_depth(depth: int, ids: Tensor) -> Tensor:
         if not depth:
             return model(pending[None], cache, 1)
         tree = branches(parents, inner[: ends[depth]], ends[depth - 1])
@@ -192,7 +192,7 @@ def grow(
     answer = sampler.penalty_context(seq, drafter.nothing)
     forced = seq.read_forced(len(widths))
     by = Draws(sampler.op, answer, numbers, independent, forced, model.vocabulary)
-    tokens, probs = grown(growth(parents, widths, n), widths, feed_level, by)
+    tokens, probs = grown(growth(parents, widths, n), widths, feed_depth, by)
     cache.truncate(seq.known)
     return Draft(tokens, probs, parents=parents, independent=independent)
 

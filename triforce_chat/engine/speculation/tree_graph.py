@@ -1,8 +1,8 @@
-"""Trees that a small model drafts, all levels as one CUDA graph, for one sequence or for several at once.
+"""Trees that a small model drafts, each draft as one CUDA graph, for one sequence or for several at once.
 
-A graph serves every tree with as many levels, none of which has more tokens with children than the graph's own: the
-shape is one of its inputs. All levels of a graph are equally wide, as more rows cost a small model next to nothing, and
-planned trees are no wider: so there is one graph for each number of levels, whatever is learnt.
+A graph serves every tree of its depth that nowhere has more tokens with children of one depth than the graph: the
+shape is one of its inputs. A graph is equally wide at every depth, as more rows cost a small model next to nothing, and
+planned trees are no wider: so there is one graph for each depth, whatever is learnt.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.engine.cuda_graph import (
     MARGIN,
     TREE_WIDTHS,
-    USUAL,
     Graph,
     Preparation,
     fill,
-    fitting,
     pool_of,
 )
 from triforce_chat.engine.draft import Draft, TokenBuffer
@@ -31,17 +29,17 @@ from triforce_chat.engine.forward.loops import LoopForward
 from triforce_chat.engine.forward.runner import feed
 from triforce_chat.engine.sampling.executor import Verification, rounded_up
 from triforce_chat.engine.sampling.sampler import Sampler
-from triforce_chat.engine.speculation.draft_model import DraftInputs, DraftModel, Given, split
+from triforce_chat.engine.speculation.draft_model import DraftInputs, DraftModel, SequenceInputs, split
 from triforce_chat.engine.speculation.tree_draft import Draws, Growth, Widths, grown, growths, widths_of
-from triforce_chat.engine.tree import ROOT, Parents, levels
+from triforce_chat.engine.tree import ROOT, Parents, depth_of
 
 KEPT = 24  # graphs
-WIDE = 8  # rows of a graph's level for trees of up to 64 tokens, if a narrower one suffices and there is room
-WIDE_SHARE = 8  # of larger trees: so many of their tokens are worth a row of every level
+WIDE = 8  # rows of a graph at each depth for trees of up to 64 tokens, if a narrower one suffices and there is room
+WIDE_SHARE = 8  # of larger trees: so many of their tokens are worth a row at every depth
 LARGEST_NARROW = 64  # tokens of a tree up to which all rows with children are bits of one word
 
 
-class Kept:
+class GraphCache:
     """Captured drafts of trees, by what they serve; the least recently used ones are dropped."""
 
     def __init__(self) -> None:
@@ -64,17 +62,17 @@ class TreeGraphs:
 
     def __init__(self, drafter: DraftModel, most: int, independent: bool) -> None:
         self.drafter, self.most, self.independent = drafter, most, independent
-        self.own = Kept()
+        self.own = GraphCache()
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> GraphCache:
         """The graphs of this sequence, or of all sequences of its pool."""
         model = self.drafter.model
-        return self.own if model.captures else model.in_common(self.drafter.cache, Kept)
+        return self.own if model.captures else model.in_common(self.drafter.cache, GraphCache)
 
     def draft(self, seq: TokenBuffer, parents: Parents, sampler: Sampler) -> Draft:
         """``grow`` as one graph; nothing where the history is too short."""
-        drafter, fed = self.drafter, levels(parents) + 1
+        drafter, fed = self.drafter, depth_of(parents) + 1
         if seq.known < fed:
             return drafter.nothing
         penalty = sampler.penalty_context(seq, drafter.nothing)
@@ -84,7 +82,7 @@ class TreeGraphs:
         more = seq.slack + fed + sum(widths) + MARGIN
         feed(drafter.model, drafter.cache, drafter.cache.pending(seq.tokens, more))
         offset = seq.length - (drafter.cache.length + fed)
-        given = Given(
+        given = SequenceInputs(
             drafter.cache, seq.read(-fed, fed), offset, penalty, seq.read_forced(fed - 1), sampler.fill
         )
         tokens, probs = self._drafted(sampler.op, room, widths, parents, given)
@@ -92,11 +90,11 @@ class TreeGraphs:
         return Draft(tokens[:, :n], probs[:, :n], parents=parents, independent=self.independent)
 
     def _drafted(
-        self, op: Verification, room: int, widths: Widths, parents: Parents, given: Given
+        self, op: Verification, room: int, widths: Widths, parents: Parents, given: SequenceInputs
     ) -> tuple[Tensor, Tensor]:
         """The tokens [1, most] and distributions [1, most, V] of a tree, drafted with those of other sequences."""
 
-        def together(each: Sequence[tuple[Parents, Given]]) -> list[tuple[Tensor, Tensor]]:
+        def together(each: Sequence[tuple[Parents, SequenceInputs]]) -> list[tuple[Tensor, Tensor]]:
             return split(self._graph(op, room, widths)(each), len(each))
 
         model = self.drafter.model
@@ -110,15 +108,13 @@ class TreeGraphs:
     def _key(self, op: Verification, room: int, widths: Widths) -> tuple[Hashable, ...]:
         return op, room, widths, self.most, self.independent
 
-    def unprepared(self, parents: Parents, sampler: Sampler, answer: int) -> list[Preparation]:
-        """What is to be captured before a tree of that shape can be drafted in an answer of so many tokens."""
-        room = rounded_up(answer) if answer else 0
-        sizes = sorted({fitting(rows) or rows for rows in range(1, levels(parents) + 2)})
-        feeding = self.drafter.feeding([*sizes, USUAL])
+    def unprepared(self, parents: Parents, op: Verification, room: int) -> list[Preparation]:
+        """What is to be captured before a tree of that shape can be drafted; ``room``: of the sampler."""
+        feeding = self.drafter.feeding()
         widths = graph_widths(parents, self.most)
-        if self._key(sampler.op, room, widths) in self.kept.made:
+        if self._key(op, room, widths) in self.kept.made:
             return feeding
-        return [partial(self._capture, sampler.op, room, widths), *feeding]
+        return [partial(self._capture, op, room, widths), *feeding]
 
     def _capture(self, op: Verification, room: int, widths: Widths) -> None:
         cache = self.drafter.cache
@@ -142,7 +138,7 @@ def rows_for(most: int) -> int:
 
 
 def widest(depth: int, most: int = LARGEST_NARROW) -> int:
-    """Rows of each level but the root's in the usual graph of so many levels for trees of up to ``most`` tokens."""
+    """Rows at each depth but the root's in the usual graph of that depth for trees of up to ``most`` tokens."""
     wanted = min(max(WIDE, most // WIDE_SHARE), rows_for(most) // max(1, depth - 1))
     return next(width for width in reversed(TREE_WIDTHS) if width <= wanted)
 
@@ -157,7 +153,7 @@ def graph_widths(parents: Parents, most: int = LARGEST_NARROW) -> Widths:
 
 
 class TreeGraph:
-    """The CUDA graph of drafts of trees whose levels have up to ``widths`` rows with children, and ``room`` tokens.
+    """The CUDA graph of drafts of trees with up to ``widths`` rows with children by depth, and ``room`` tokens.
 
     It drafts a tree for each sequence of ``forward``.
     """
@@ -191,7 +187,7 @@ class TreeGraph:
         self.forward.aim_at_nothing(cache)
         self.graph.prepare(self._work)
 
-    def __call__(self, given: Sequence[tuple[Parents, Given]]) -> tuple[Tensor, Tensor]:
+    def __call__(self, given: Sequence[tuple[Parents, SequenceInputs]]) -> tuple[Tensor, Tensor]:
         """The tokens [B, most] and distributions [B, most, V] of trees; the first rows are those of ``given``."""
         self.inputs.take([each for _, each in given])
         trees = (*(parents for parents, _ in given), *self.trees[len(given) :])
@@ -206,7 +202,7 @@ class TreeGraph:
         given = self.inputs
         root, starts = given.ids.shape[1] - 1, [0, *accumulate(self.widths[1:])]
 
-        def feed_level(depth: int, ids: Tensor) -> Tensor:
+        def feed_depth(depth: int, ids: Tensor) -> Tensor:
             if not depth:
                 return self.forward(given.ids, 0)
             first, last = starts[depth - 1 : depth + 1]
@@ -214,4 +210,4 @@ class TreeGraph:
             return self.forward.branch(ids, root + 1 + first, root, depth, masks)
 
         by = Draws(self.op, given.penalty, given.uniforms, self.independent, given.forced, self.vocabulary)
-        return grown(self.how, self.widths, feed_level, by)
+        return grown(self.how, self.widths, feed_depth, by)

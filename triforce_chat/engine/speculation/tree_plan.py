@@ -27,7 +27,7 @@ from triforce_chat.engine.speculation.tree_shapes import (
     sequences,
     tables,
 )
-from triforce_chat.engine.tree import Parents, levels
+from triforce_chat.engine.tree import Parents, depth_of
 
 REFRESH = 64  # verifications after which a shape is planned again, at the latest: planning takes a while
 CHANGE = 1.02  # another shape must promise this many times more tokens than the latest one
@@ -37,11 +37,11 @@ PATIENCE = 64
 LOST = 0.01  # the most that these measurements may cost, as a share of the time since the last one
 DOUBTED = 2.0  # what was never measured is taken to be this many times slower than it promises, until it was
 WARMUPS = 2  # rounds until times count
-OUTLIER = 3.0  # a level counts as at most this many times slower than usual
+OUTLIER = 3.0  # drafting one depth counts as at most this many times slower than usual
 USUAL_SIZE, USUAL_DEPTH = 16, 6
 # The largest size that is planned: on a device, and of a level below a target whose keys and values are in host memory.
 LARGEST_PLANNED, LARGEST_BELOW = 32, 64
-DEEPEST, DEPTH_SHARE = 16, 8  # of planned trees: levels, or a share of the tokens of larger ones
+DEEPEST, DEPTH_SHARE = 16, 8  # of planned trees: the depth, or a share of the tokens of larger ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +64,19 @@ class TreeOptions:
 
 
 class RoundCosts(NamedTuple):
-    """Seconds of a round: without a draft, of verifying each drafted token, and of drafting each level."""
+    """Seconds of a round: without a draft, of verifying each drafted token, and of drafting each depth."""
 
     first: float
     row: float
-    level: float
+    depth: float
 
     @property
     def known(self) -> bool:
-        return self.first > 0 and self.level > 0
+        return self.first > 0 and self.depth > 0
 
     def __call__(self, size: Any, depth: Any) -> Any:
         """Seconds of a round with a tree of that size and depth; both may be arrays."""
-        return self.first + self.row * size + self.level * depth
+        return self.first + self.row * size + self.depth * depth
 
 
 UNKNOWN = RoundCosts(0.0, 0.0, 0.0)
@@ -87,7 +87,7 @@ def usual(choices: Sequence[int], wanted: int) -> int:
     return max((each for each in choices if each <= wanted), default=choices[0])
 
 
-class Rivalry:
+class TreeOrChain:
     """Whether rounds draft trees or chains: what promises more tokens a second, and now and then the other one.
 
     A tree takes a chain's place only where it promises clearly more, and not for longer than it promises more. The
@@ -96,7 +96,7 @@ class Rivalry:
 
     def __init__(self) -> None:
         self.tree = self.chain = 0.0  # tokens a second, as last compared
-        self.habit = False  # the tree promised more
+        self.prefers_tree = False  # the tree promised more
         self.measured_at = [0, 0]  # rounds, of the latest chain and of the latest tree
         self.patience = [PATIENCE, PATIENCE]
 
@@ -114,16 +114,18 @@ class Rivalry:
 
     def drafted(self, tree: bool, now: int) -> None:
         """A round has drafted a tree, or a chain."""
-        if self._better != self.habit:
-            self.habit = not self.habit
+        if self._better != self.prefers_tree:
+            self.prefers_tree = not self.prefers_tree
             self.patience = [PATIENCE, PATIENCE]
-        if tree != self.habit and now > self.measured_at[tree] + 1:  # not the next one of the same proposal
+        if (
+            tree != self.prefers_tree and now > self.measured_at[tree] + 1
+        ):  # not the next one of the same proposal
             self.patience[tree] *= 2
         self.measured_at[tree] = now
 
     @property
     def _better(self) -> bool:
-        return self.tree > self.chain * (1.0 if self.habit else PAYS)
+        return self.tree > self.chain * (1.0 if self.prefers_tree else PAYS)
 
 
 class TreePlan:
@@ -145,7 +147,7 @@ class TreePlan:
         """Forget everything that was learnt."""
         self.ranks = RankAcceptance(self.prior)
         self.costs = TreeTimes.unknown(self.row)
-        self.rivalry = Rivalry()
+        self.choice = TreeOrChain()
         self.verifications = 0
         self.timed = 0  # rounds
         self.rates = self.ranks.rates  # that shapes are planned by
@@ -166,7 +168,7 @@ class TreePlan:
 
     def use_costs(self, costs: TreeTimes) -> None:
         """Go on from times that were measured before, if they were."""
-        if costs.level.weight:
+        if costs.depth.weight:
             self.costs, self.timed = costs, WARMUPS
             self.costs.steps.row = self.row
 
@@ -187,10 +189,7 @@ class TreePlan:
         return grow(self.drafter, seq, parents, sampler, self.independent)
 
     def most(self, rest: int) -> int:
-        """The largest tree where an answer may grow by ``rest`` tokens.
-
-        Smaller trees at its end would need captures of their own: there what is left over is cut.
-        """
+        """The largest tree where an answer may grow by ``rest`` tokens; of a captured one what is left over is cut."""
         own = self.options.most
         return own if self.drafter.device_side and rest > 0 else min(own, rest)
 
@@ -217,10 +216,8 @@ class TreePlan:
 
     def usual_depths(self) -> Iterator[Parents]:
         """A tree of each depth that may be planned; its graph serves all of them."""
-        if self.options.kind != "specinfer" and self.options.depth is None:
-            yield from (
-                sequences(1, depth) for depth in TREE_DEPTHS if depth <= self._deepest(self.options.most)
-            )
+        if self.options.kind != "specinfer":
+            yield from (sequences(1, depth) for depth in self._captured_depths if depth <= self.deepest)
 
     def _planned(self, most: int, costs: RoundCosts, others: int) -> Parents:
         sizes, depths = self._sizes(most), self._depths(most)
@@ -232,7 +229,7 @@ class TreePlan:
             size, depth = self._fastest(found.accepted[: depths[-1] + 1, : most + 1], costs)
         shape = self._best(min(size, most - others), depth, found)
         # Where the latest one is as large and promises nearly as much, it stays.
-        alike = len(self.latest) == len(shape) and levels(self.latest) == levels(shape)
+        alike = len(self.latest) == len(shape) and depth_of(self.latest) == depth_of(shape)
         nearly = CHANGE * self.expected(self.latest) >= self.expected(shape)
         return self.latest if alike and nearly else shape
 
@@ -241,9 +238,9 @@ class TreePlan:
         shape = best_shape(self.rates, size, depth, within)
         if not self.drafter.device_side:
             return shape
-        if self.options.depth is None and levels(shape) not in TREE_DEPTHS:  # it has no use for that depth
-            shape = best_shape(self.rates, size, usual(TREE_DEPTHS, levels(shape)), within)
-        deep, width = levels(shape), widest(levels(shape), self.options.most)
+        if depth_of(shape) not in self._captured_depths:  # it has no use for the depth that was wanted
+            shape = best_shape(self.rates, size, usual(TREE_DEPTHS, depth_of(shape)), within)
+        deep, width = depth_of(shape), widest(depth_of(shape), self.options.most)
         return narrow_shape(self.rates, size, deep, width) if max(widths_of(shape)) > width else shape
 
     def expected(self, parents: Parents) -> float:
@@ -256,11 +253,11 @@ class TreePlan:
 
     def rate(self, parents: Parents, costs: RoundCosts) -> float:
         """Expected tokens a second of rounds with that tree; 0 if a cost is unknown."""
-        return self.forecast(parents) / costs(len(parents), levels(parents)) if costs.known else 0.0
+        return self.forecast(parents) / costs(len(parents), depth_of(parents)) if costs.known else 0.0
 
     def unprepared(self, length: int, parents: Parents, sampler: Sampler) -> list[Preparation]:
         """What is to be captured before a tree of that shape can be drafted after ``length`` tokens."""
-        return self.graphs.unprepared(parents, sampler, sampler.penalized_tokens(length + 1))
+        return self.graphs.unprepared(parents, sampler.op, sampler.room(length + 1))
 
     @property
     def planned(self) -> bool:
@@ -300,6 +297,17 @@ class TreePlan:
             return range(1, self._deepest(most) + 1)
         return [depth for depth in TREE_DEPTHS if 1 < depth <= self._deepest(most)] or (1,)
 
+    @property
+    def deepest(self) -> int:
+        """The greatest depth that any of its trees may have."""
+        most = self.options.most
+        return min(self.options.depth, most) if self.options.depth else self._deepest(most)
+
+    @property
+    def _captured_depths(self) -> Sequence[int]:
+        """The depths of trees, where each is a captured draft."""
+        return sorted({*TREE_DEPTHS, self.options.depth or 1})
+
     def _deepest(self, most: int) -> int:
         """The greatest depth to choose from, for trees of up to ``most`` tokens."""
         return min(MAX_DEPTH, most, max(DEEPEST, most // DEPTH_SHARE))
@@ -316,8 +324,8 @@ class TreePlan:
         self.ranks.learn(parents, path, self.expected(parents))
         if seconds is not None:
             drafting, verifying = seconds
-            each, before = drafting / levels(parents), self.costs.level.mean
-            self.costs.level.add(min(each, OUTLIER * before or each), 1.0 if self.timed else FIRST)
+            each, before = drafting / depth_of(parents), self.costs.depth.mean
+            self.costs.depth.add(min(each, OUTLIER * before or each), 1.0 if self.timed else FIRST)
             self.costs.steps.add(rows, verifying)
             self.timed += 1
         self.verifications += 1

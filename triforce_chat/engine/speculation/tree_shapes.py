@@ -25,7 +25,7 @@ BLOCK = 64  # sums of a block of rows
 class Tables(NamedTuple):
     """The dynamic programme's tables, both [depth + 1, b + 1, size + 1].
 
-    For so many levels, children from so many on, and at most so many tokens: the expected accepted tokens, and how many
+    For a depth, children from so many on, and at most so many tokens: the expected accepted tokens, and how many
     tokens the first of these children takes with all below it.
     """
 
@@ -40,7 +40,7 @@ class Tables(NamedTuple):
 
 @lru_cache(maxsize=8)
 def tables(rates: Rates, size: int, depth: int) -> Tables:
-    """The best trees of up to ``size`` tokens and ``depth`` levels."""
+    """The best trees of up to ``size`` tokens and that depth."""
     b = len(rates)
     best = np.zeros((depth + 1, b + 1, size + 1))
     taken = np.zeros(best.shape, int)
@@ -71,13 +71,13 @@ def largest_sums(first: Any, second: Any) -> tuple[Any, Any]:
 
 
 def best_shape(rates: Rates, size: int, depth: int, within: Tables | None = None) -> Parents:
-    """The tree of at most ``size`` tokens and ``depth`` levels that promises most, level by level.
+    """The tree of at most ``size`` tokens and that depth that promises most, one depth after the other.
 
     ``within``: tables for the same rates and at least that size and depth.
     """
     taken = (within or tables(rates, size, depth)).taken
     parents: list[int] = []
-    waiting = deque([(ROOT, size, depth)])  # tokens to grow below a node, and levels left
+    waiting = deque([(ROOT, size, depth)])  # tokens to grow below a node, and depth left
     while waiting:
         node, m, d = waiting.popleft()
         for j in range(len(rates)):
@@ -91,40 +91,40 @@ def best_shape(rates: Rates, size: int, depth: int, within: Tables | None = None
 
 
 def narrow_shape(rates: Rates, size: int, depth: int, width: int) -> Parents:
-    """A tree in which no more than ``width`` tokens of a level have children, level by level.
+    """A tree in which no more than ``width`` tokens of a depth have children, one depth after the other.
 
     Greedily: the likeliest token whose parent may have children comes next. Without that limit, and where earlier
     children are likelier, this is the best shape.
     """
-    chosen: list[tuple[int, int]] = []  # level and parent, the latter by its place here
-    inner: dict[int, set[int]] = {}  # by level: tokens with children
-    waiting = [(-rates[0], 0, 1, ROOT, 0)]  # chance, order of arrival, level, parent, rank
+    chosen: list[tuple[int, int]] = []  # depth and parent, the latter by its place here
+    inner: dict[int, set[int]] = {}  # by depth: tokens with children
+    waiting = [(-rates[0], 0, 1, ROOT, 0)]  # chance, order of arrival, depth, parent, rank
     for arrival in count(1):
         if len(chosen) == size or not waiting:
             break
-        chance, _, level, parent, rank = heappop(waiting)
-        mothers = inner.setdefault(level - 1, set())
+        chance, _, at_depth, parent, rank = heappop(waiting)
+        mothers = inner.setdefault(at_depth - 1, set())
         if not chance or (parent not in mothers and len(mothers) == width):
             continue
         mothers.add(parent)
-        if level < depth:
-            heappush(waiting, (chance * rates[0], 2 * arrival, level + 1, len(chosen), 0))
+        if at_depth < depth:
+            heappush(waiting, (chance * rates[0], 2 * arrival, at_depth + 1, len(chosen), 0))
         if rank + 1 < len(rates) and rates[rank]:
             younger = chance / rates[rank] * rates[rank + 1]
-            heappush(waiting, (younger, 2 * arrival + 1, level, parent, rank + 1))
-        chosen.append((level, parent))
-    return by_level(chosen)
+            heappush(waiting, (younger, 2 * arrival + 1, at_depth, parent, rank + 1))
+        chosen.append((at_depth, parent))
+    return by_depth(chosen)
 
 
-def by_level(nodes: Sequence[tuple[int, int]]) -> Parents:
-    """The parents of nodes, given by level and parent, numbered level by level."""
+def by_depth(nodes: Sequence[tuple[int, int]]) -> Parents:
+    """The parents of nodes, given by depth and parent, numbered one depth after the other."""
     order = sorted(range(len(nodes)), key=lambda at: nodes[at][0])
     place = {ROOT: ROOT} | {at: number for number, at in enumerate(order)}
     return tuple(place[nodes[at][1]] for at in order)
 
 
 def sequences(count: int, length: int) -> Parents:
-    """``count`` chains of ``length`` tokens, level by level (SpecInfer's k x n, arXiv 2305.09781)."""
+    """``count`` chains of ``length`` tokens, one depth after the other (SpecInfer's k x n, arXiv 2305.09781)."""
     return tuple(node - count if node >= count else ROOT for node in range(count * length))
 
 

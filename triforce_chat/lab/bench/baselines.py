@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from triforce_chat.engine.cache.storage import KVStorage, KVView, SlotStorage
+from triforce_chat.engine.cache.storage import KVStorage, SlotStorage
+from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.engine import PLAIN, Engine
 from triforce_chat.engine.forward import attention
 from triforce_chat.engine.forward.attention import folded_attention

@@ -73,9 +73,9 @@ def cases(
         raise UsageError(
             "with --seed the stack auto plans with stored step times, unlike bench; leave it out of --stacks"
         )
-    heats: list[float | None] = [*temperatures] or [settings.temperature]
+    tried: list[float | None] = [*temperatures] or [settings.temperature]
     made = []
-    for temperature, stack in product(heats, stacks):
+    for temperature, stack in product(tried, stacks):
         base = replace(settings, temperature=temperature, stack=stack)
         known = [each for each in choices if stack != PLAIN.name or each[0][0] == LENGTH]
         combined: Iterable[Sequence[Choice]] = _alone(known, base) if one_by_one else product(*known)

@@ -87,14 +87,14 @@ def gpus_of(record: dict[str, Any]) -> int:
 def label_of(record: dict[str, Any]) -> str:
     """What a whole record was measured with, where that is not the rule."""
     gpus = gpus_of(record)
-    said = [
+    parts = [
         (record.get("inflated") or {}).get("name"),
         f"--tp {gpus}" if gpus > 1 else None,
         "KV in host memory" if record.get("offloaded") else None,
         "weights in host memory" if "gpu_layers" in record else None,
         "capped" if record.get("device_memory") else None,
     ]
-    return ", ".join(filter(None, said))
+    return ", ".join(filter(None, parts))
 
 
 def pooled(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 import torch
 
 from triforce_chat.lab.bench.floor import bandwidth
-from triforce_chat.lab.bench.kernel_cases import DEVICE, SECTIONS, Case, cases
+from triforce_chat.lab.bench.kernel_cases.case import DEVICE, Case
+from triforce_chat.lab.bench.kernel_cases.sections import SECTIONS, cases
 
 LAUNCHES = 24  # of one graph, or once round the buffers
 REPLAYS = 5

@@ -13,7 +13,7 @@ from triforce_chat.chat.events import Tally
 from triforce_chat.engine.cache.full import QUERY_WINDOW
 from triforce_chat.engine.engine import PLAIN, Engine, Request
 from triforce_chat.engine.events import Prefilled
-from triforce_chat.engine.exactness import Doubts, doubts
+from triforce_chat.engine.exactness import Differences, differences
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.lab.bench.baselines import baselines
 from triforce_chat.lab.bench.cases import Case
@@ -35,10 +35,10 @@ OTHER_SEED = (
     1 << 40
 )  # flipped in the seed of a text that is drawn, so that drafts of it pass by other numbers
 
-Heard = Callable[[int, int, Case, Run], None]  # tokens of the prompt, its number, what was measured on it
+OnRun = Callable[[int, int, Case, Run], None]  # tokens of the prompt, its number, what was measured on it
 
 
-def unheard(_context: int, _prompt: int, _case: Case, _run: Run) -> None:
+def ignore_run(_context: int, _prompt: int, _case: Case, _run: Run) -> None:
     """Nobody waits."""
 
 
@@ -64,12 +64,12 @@ class Bench:
         repeats: int,
         warmup: int = WARMUP,
         past_end: bool = False,
-        heard: Heard = unheard,
+        on_run: OnRun = ignore_run,
         plain_tokens: int | None = None,
         same_text: bool = False,
     ) -> None:
         self.engine, self.loaded = engine, loaded
-        self.repeats, self.warmup, self.heard = repeats, warmup, heard
+        self.repeats, self.warmup, self.on_run = repeats, warmup, on_run
         # A text that was drawn has no end.
         self.past_end, self.same_text = past_end or same_text, same_text
         self.plain_tokens = plain_tokens
@@ -96,8 +96,8 @@ class Bench:
                 self.plain_greedy[read.context, tokens] = each
         for each in measured:
             if each.runs:
-                heat = sampling_of(each.case.settings, self.loaded).temperature
-                row = row_of(each, heat, read, self.lengths(each.case.settings)[0], self.same_text)
+                temperature = sampling_of(each.case.settings, self.loaded).temperature
+                row = row_of(each, temperature, read, self.lengths(each.case.settings)[0], self.same_text)
                 base = plain.get(each.case.footing)
                 yield row if base is None else against(row, each, base, self.plain_tokens)
 
@@ -173,9 +173,9 @@ class Bench:
         finish(self.engine.target.device)
         return Run(tally, time.perf_counter() - started, self.engine.expected.since(before))
 
-    def doubts(self, ids: Sequence[int], settings: Settings, run: Run) -> Doubts:
+    def differences(self, ids: Sequence[int], settings: Settings, run: Run) -> Differences:
         """What plain decoding's scores say against a greedy answer."""
-        return doubts(self.engine, self.request(ids, settings, settings.max_tokens), run.tally.token_ids)
+        return differences(self.engine, self.request(ids, settings, settings.max_tokens), run.tally.token_ids)
 
     def request(self, ids: Sequence[int], settings: Settings, tokens: int) -> Request:
         forced = self.texts.get(settings.temperature, ())
@@ -215,7 +215,7 @@ class Bench:
         settings = into.case.settings
         runs, peak = self._drawn_run(into.case)
         for run in runs:
-            self.heard(len(ids), n, into.case, run)
+            self.on_run(len(ids), n, into.case, run)
         if len(runs) < self.repeats:
             started = time.perf_counter()
             self.warm(ids, settings)
@@ -224,14 +224,14 @@ class Bench:
                 self.engine.settle([0])
             while len(runs) < self.repeats:
                 runs.append(self.answer(ids, settings, self.lengths(settings)[1]))
-                self.heard(len(ids), n, into.case, runs[-1])
+                self.on_run(len(ids), n, into.case, runs[-1])
             peak = max(peak, peak_bytes())
         first = runs[0].tally.finished
         if not self.warmup and first is not None:
             read.rates.append(first.prompt_tokens / first.prefill_s)
         greedy = sampling_of(settings, self.loaded).greedy
         chosen = greedy and not self.same_text  # forced tokens say nothing about a stack's own
-        into.add(runs, peak, self.doubts(ids, settings, runs[-1]) if chosen else None)
+        into.add(runs, peak, self.differences(ids, settings, runs[-1]) if chosen else None)
 
     def _drawn_run(self, case: Case) -> tuple[list[Run], int]:
         """The run of a case that drew the text of the present prompt, if there is one, and the memory that it took.

@@ -192,9 +192,9 @@ def check(answer: Answer, tokens: int) -> None:
     """Raises ModelError unless an answer is as long as was asked for and its figures agree with the clock."""
     if len(answer.token_ids) != tokens:
         raise ModelError(f"{PEER} made {len(answer.token_ids)} tokens instead of {tokens}")
-    told = answer.prefill_s + answer.decode_s
-    if abs(told - answer.wall_s) > UNTOLD_SHARE * answer.wall_s + UNTOLD_S:
-        raise ModelError(f"{PEER} says that it took {told:.2f} s; the clock says {answer.wall_s:.2f} s")
+    reported = answer.prefill_s + answer.decode_s
+    if abs(reported - answer.wall_s) > UNTOLD_SHARE * answer.wall_s + UNTOLD_S:
+        raise ModelError(f"{PEER} says that it took {reported:.2f} s; the clock says {answer.wall_s:.2f} s")
 
 
 def _lines(job: Job) -> Iterator[str]:

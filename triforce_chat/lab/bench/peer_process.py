@@ -77,18 +77,18 @@ def _answer(job: Job, n: int, prompt: list[int]) -> Answer:
         _post(address, f"{SLOT}?action=restore", {"filename": state})
     started = time.perf_counter()
     found = _complete(address, prompt, job.tokens, known)
-    wall, told = time.perf_counter() - started, found["timings"]
+    wall, timings = time.perf_counter() - started, found["timings"]
     if not known:
         _post(address, f"{SLOT}?action=save", {"filename": state})
     return Answer(
         prompt=n,
         token_ids=found["tokens"],
-        read=told["prompt_n"],
-        prefill_s=told["prompt_ms"] / 1000,
-        decode_s=told["predicted_ms"] / 1000,
+        read=timings["prompt_n"],
+        prefill_s=timings["prompt_ms"] / 1000,
+        decode_s=timings["predicted_ms"] / 1000,
         wall_s=wall,
-        drafted=told.get("draft_n", 0),
-        accepted=told.get("draft_n_accepted", 0),
+        drafted=timings.get("draft_n", 0),
+        accepted=timings.get("draft_n_accepted", 0),
         peak_bytes=resident_peak_bytes(),
     )
 

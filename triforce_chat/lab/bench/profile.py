@@ -114,12 +114,12 @@ def profile(
     device = engine.target.device
     free = rounds(bench, ids, case)
     with marked() as forwards:
-        watch = Watch(device, forwards, trace)
-        seen = rounds(bench, ids, case, watch.begin, watch.end)
-    found = watch.timeline()
+        profiler = RoundProfiler(device, forwards, trace)
+        seen = rounds(bench, ids, case, profiler.begin, profiler.end)
+    found = profiler.timeline()
     n, moved, hosted = seen.rounds, bandwidth(device), host_bandwidth(device)
     known = steps(engine)
-    counts = {level: count / n for level, count in watch.forwards.items() if count}
+    counts = {level: count / n for level, count in profiler.forwards.items() if count}
     floor = {level: counts[level] * known[level].ms(moved, hosted) for level in counts if level in known}
     ms_per_round = 1000 * free.seconds / free.rounds
     streams = bool(known["target"].streamed)
@@ -193,7 +193,7 @@ def rounds(
     return found
 
 
-class Watch:
+class RoundProfiler:
     """torch's profiler over some rounds, and how many forwards they had."""
 
     def __init__(self, device: torch.device, counted: Counter[str], keep: Path | None) -> None:
@@ -214,5 +214,5 @@ class Watch:
         with tempfile.TemporaryDirectory() as folder:
             path = self.keep or Path(folder) / "trace.json"
             self.profiler.export_chrome_trace(str(path))
-            told = json.loads(path.read_text("utf-8", errors="replace"), strict=False)
-        return timeline(told["traceEvents"])
+            exported = json.loads(path.read_text("utf-8", errors="replace"), strict=False)
+        return timeline(exported["traceEvents"])

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from triforce_chat.chat.events import LevelTally, Tally
-from triforce_chat.engine.exactness import Doubts
+from triforce_chat.engine.exactness import Differences
 from triforce_chat.lab.bench.cases import Case
 from triforce_chat.lab.bench.confidence import interval
 
@@ -75,16 +75,16 @@ class Measured:
     runs: list[list[Run]] = field(default_factory=list)
     peak: int = 0
     warmup_s: float = 0.0  # the longest
-    doubts: list[Doubts] = field(default_factory=list)  # by prompt, greedy only
+    differences: list[Differences] = field(default_factory=list)  # by prompt, greedy only
 
     @property
     def every(self) -> list[Run]:
         return [run for same_prompt in self.runs for run in same_prompt]
 
-    def add(self, runs: list[Run], peak: int, doubts: Doubts | None = None) -> None:
+    def add(self, runs: list[Run], peak: int, differences: Differences | None = None) -> None:
         self.runs.append(runs)
         self.peak = max(self.peak, peak)
-        self.doubts += [] if doubts is None else [doubts]
+        self.differences += [] if differences is None else [differences]
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ def row_of(measured: Measured, temperature: float, read: Read, warmup: int, same
     """The figures of one case by itself."""
     case, runs = measured.case, measured.every
     each = [run.ms_per_token for run in runs]
-    told, tallies = [run.predicted_ms for run in runs if run.predicted_ms], [run.tally for run in runs]
+    predictions, tallies = [run.predicted_ms for run in runs if run.predicted_ms], [run.tally for run in runs]
     return Row(
         contender=case.settings.stack,
         context=read.context,
@@ -119,11 +119,11 @@ def row_of(measured: Measured, temperature: float, read: Read, warmup: int, same
         prefill_peak_bytes=read.peak,
         warmup=warmup,
         warmup_s=measured.warmup_s,
-        predicted_ms_per_token=statistics.median(told) if told else None,
+        predicted_ms_per_token=statistics.median(predictions) if predictions else None,
         same_text=same_text,
-        ties=sum(each.ties for each in measured.doubts) if measured.doubts else None,
-        mismatches=sum(each.mismatches for each in measured.doubts) if measured.doubts else None,
-        widest_tie=max(each.widest for each in measured.doubts) if measured.doubts else None,
+        ties=sum(each.ties for each in measured.differences) if measured.differences else None,
+        mismatches=sum(each.mismatches for each in measured.differences) if measured.differences else None,
+        widest_tie=max(each.widest for each in measured.differences) if measured.differences else None,
     )
 
 

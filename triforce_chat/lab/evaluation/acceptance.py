@@ -30,7 +30,7 @@ from triforce_chat.engine.speculation.stacks import HEAVY, retrieval_cache
 from triforce_chat.engine.speculation.tree_rates import PRIOR
 from triforce_chat.engine.speculation.tree_shapes import Rates
 from triforce_chat.errors import UsageError
-from triforce_chat.lab.evaluation.continuations import Asked, continuations
+from triforce_chat.lab.evaluation.continuations import ContinuationRequest, continuations
 from triforce_chat.lab.evaluation.forced import Lookups, drafted, forced, looked_up
 from triforce_chat.lab.evaluation.means import Mean, Sum, mean
 from triforce_chat.lab.evaluation.places import Prompt
@@ -109,7 +109,7 @@ class Acceptance:
         self._prefill(prompt)
         self._build(middles, self._tensor(prompt.ids))
         samplings = list(self._samplings())
-        asked = [Asked(prompt.ids[-1:], sampling) for sampling in samplings]
+        asked = [ContinuationRequest(prompt.ids[-1:], sampling) for sampling in samplings]
         texts = continuations(self.engine, prompt.ids[:-1], asked, self.plan.tokens, prompt.stop)
         self._prefill(prompt)  # back to where the middle levels were built
         for sampling, made in zip(samplings, texts, strict=True):
@@ -177,9 +177,9 @@ class Acceptance:
             logits = drafted(draft, StreamingCache(draft.shape), history, n)
             d = distribution(logits)
             ranked = by_rank(p, d, sampler.scores(logits, history[:-1])) if self.plan.ranks else {}
-        told = looked_up(history, n)
+        lookups = looked_up(history, n)
         for policy, logits in middle.items():
-            yield policy, scores(p, distribution(logits), d, told, ranked)
+            yield policy, scores(p, distribution(logits), d, lookups, ranked)
 
     def _logits(
         self, history: Tensor, n: int, middles: Mapping[str, RetrievalCache | InPlaceCache]
@@ -210,27 +210,27 @@ class Acceptance:
 
 
 def scores(
-    p: Tensor, m: Tensor, d: Tensor | None, told: Lookups, ranked: Mapping[str, Tensor]
+    p: Tensor, m: Tensor, d: Tensor | None, lookups: Lookups, ranked: Mapping[str, Tensor]
 ) -> dict[str, Sum]:
     """Expected acceptance, summed over positions.
 
     p, m, d: [n, V], the distributions of target, middle level and draft model; without a draft its measures have no
     positions. ``ranked``: see ``by_rank``.
     """
-    under_target, under_middle = (probs.gather(-1, told.tokens[:, None])[:, 0] for probs in (p, m))
+    under_target, under_middle = (probs.gather(-1, lookups.tokens[:, None])[:, 0] for probs in (p, m))
     found = {
         "alpha": overlap(p, m),
-        "lookup": under_middle[told.proposed],
-        "proposes": told.proposed,
-        "lookup_direct": under_target[told.proposed],
-        **{name: under_target[told.match == n] for name, n in MATCHES.items()},
+        "lookup": under_middle[lookups.proposed],
+        "proposes": lookups.proposed,
+        "lookup_direct": under_target[lookups.proposed],
+        **{name: under_target[lookups.match == n] for name, n in MATCHES.items()},
         **ranked,
     }
     if d is not None:
         beta = overlap(m, d)
         found |= {
             "beta": beta,
-            "both": torch.where(told.match >= SURE, under_middle, beta),
+            "both": torch.where(lookups.match >= SURE, under_middle, beta),
             "direct": overlap(p, d),
         }
     return {name: Sum(each.sum(dtype=torch.float64).item(), len(each)) for name, each in found.items()}

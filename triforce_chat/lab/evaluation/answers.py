@@ -10,7 +10,7 @@ from triforce_chat.chat.template import ChatFormat, Message
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
 from triforce_chat.engine.sampling.options import Sampling
-from triforce_chat.lab.evaluation.continuations import Asked, continuations
+from triforce_chat.lab.evaluation.continuations import ContinuationRequest, continuations
 from triforce_chat.lab.evaluation.questions import Question
 from triforce_chat.lab.evaluation.tasks import Case, grade
 
@@ -20,7 +20,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FactAnswer:
     """An answer about a document with planted facts."""
 
     context: int
@@ -35,7 +35,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Replied:
+class ShortAnswer:
     """An answer to a short question."""
 
     model: str
@@ -57,14 +57,14 @@ class Score:
 
 def facts(
     engine: Engine, context: int, cases: Sequence[Case], sampling: Sampling, stop: Sequence[str]
-) -> Iterator[Found]:
+) -> Iterator[FactAnswer]:
     """Ask for every planted fact, each on its own; a document is read once for all its questions."""
     for number, case in enumerate(cases):
-        asked_after = [Asked(asked.suffix, sampling) for asked in case.questions]
+        asked_after = [ContinuationRequest(asked.suffix, sampling) for asked in case.questions]
         made = continuations(engine, case.prefix, asked_after, FACT_TOKENS, stop)
         for asked, ids in zip(case.questions, made, strict=True):
             said = engine.decode(ids)
-            yield Found(
+            yield FactAnswer(
                 context=context,
                 document=number,
                 depth=asked.depth,
@@ -79,12 +79,12 @@ def facts(
 
 def replies(
     engine: Engine, name: str, form: ChatFormat, questions: Sequence[Question], sampling: Sampling
-) -> Iterator[Replied]:
+) -> Iterator[ShortAnswer]:
     """Ask short questions, each in a conversation of its own without a system prompt."""
     for question in questions:
         prompt = form.render([Message("user", form.encode(question.text))])
         said = answer(engine, Request(prompt, QUESTION_TOKENS, sampling, form.stop))
-        yield Replied(name, question.text, said, question.right(said))
+        yield ShortAnswer(name, question.text, said, question.right(said))
 
 
 def answer(engine: Engine, request: Request) -> str:
@@ -92,7 +92,7 @@ def answer(engine: Engine, request: Request) -> str:
     return "".join(event.text for event in engine.answer(request) if isinstance(event, Text))
 
 
-def scores(answers: Iterable[Found], key: Callable[[Found], Key]) -> dict[Key, Score]:
+def scores(answers: Iterable[FactAnswer], key: Callable[[FactAnswer], Key]) -> dict[Key, Score]:
     """Right answers by some property, in the order of its first appearance."""
     groups: dict[Key, list[bool]] = {}
     for each in answers:

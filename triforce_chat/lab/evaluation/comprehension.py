@@ -16,7 +16,7 @@ from triforce_chat.chat.template import ChatFormat, Message
 from triforce_chat.documents import Document, Page
 from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.sampling.options import Sampling
-from triforce_chat.lab.evaluation.continuations import Asked, continuations
+from triforce_chat.lab.evaluation.continuations import ContinuationRequest, continuations
 from triforce_chat.lab.evaluation.tasks import SAYS_ABSENT, holds
 from triforce_chat.lab.tasks.book_questions import BookQuestion, Placed, ReadBook
 from triforce_chat.lab.tasks.dialogue import Dialogue
@@ -129,7 +129,7 @@ def answers(
         prefix = dialogue.prefix(text)
         read = [Document(book.title, book.title, (Page(1, form.tokenizer.decode(text)),))]
         questions = [quoted_before(each.question.text, read, passages) for each in part.placed]
-        asked = [Asked(dialogue.suffix(question), sampling) for question in questions]
+        asked = [ContinuationRequest(dialogue.suffix(question), sampling) for question in questions]
         made = continuations(engine, prefix, asked, ANSWER_TOKENS, form.stop)
         for each, ids in zip(part.placed, made, strict=True):
             depth = (each.first - part.start) / (part.end - part.start)
@@ -141,7 +141,9 @@ def _from_memory(engine: Engine, form: ChatFormat, book: ReadBook, sampling: Sam
     about = f"A question about the novel {book.title} by {book.author}: "
     for each in book.placed:
         ids = form.render([Message("user", form.encode(about + each.question.text))])
-        made = continuations(engine, ids[:-1], [Asked(ids[-1:], sampling)], ANSWER_TOKENS, form.stop)
+        made = continuations(
+            engine, ids[:-1], [ContinuationRequest(ids[-1:], sampling)], ANSWER_TOKENS, form.stop
+        )
         yield _judged(book, each.question, (0, 0), None, engine.decode(made[0]))
 
 

@@ -10,14 +10,14 @@ import torch
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Text
 from triforce_chat.engine.sampling.options import Sampling
-from triforce_chat.lab.generation import Generator, Temper
+from triforce_chat.lab.generation import Generator, SequenceSampling
 from triforce_chat.models.assemble import as_transformers
 
 LONGEST = 1 << 18  # tokens of a prefix that is read in one forward, whose activations take memory
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ContinuationRequest:
     """What follows a shared prefix, at least one token, and how its answer is sampled."""
 
     suffix: Sequence[int]
@@ -25,7 +25,11 @@ class Asked:
 
 
 def continuations(
-    engine: Engine, prefix: Sequence[int], asked: Sequence[Asked], tokens: int, stop: Sequence[str] = ()
+    engine: Engine,
+    prefix: Sequence[int],
+    asked: Sequence[ContinuationRequest],
+    tokens: int,
+    stop: Sequence[str] = (),
 ) -> list[list[int]]:
     """One answer for each suffix after ``prefix``, of at most ``tokens`` tokens and up to its end token.
 
@@ -44,7 +48,11 @@ def truncates(sampling: Sampling) -> bool:
 
 
 def one_by_one(
-    engine: Engine, prefix: Sequence[int], asked: Sequence[Asked], tokens: int, stop: Sequence[str]
+    engine: Engine,
+    prefix: Sequence[int],
+    asked: Sequence[ContinuationRequest],
+    tokens: int,
+    stop: Sequence[str],
 ) -> list[list[int]]:
     """Continuations by plain decoding with the engine's own cache."""
     made = []
@@ -55,15 +63,17 @@ def one_by_one(
     return made
 
 
-def at_once(engine: Engine, prefix: Sequence[int], asked: Sequence[Asked], tokens: int) -> list[list[int]]:
+def at_once(
+    engine: Engine, prefix: Sequence[int], asked: Sequence[ContinuationRequest], tokens: int
+) -> list[list[int]]:
     """Continuations in one batch; the first sampling's seed is the seed of all."""
     device = engine.target.device
-    temper = Temper(
+    sampling = SequenceSampling(
         torch.tensor([each.sampling.temperature for each in asked], device=device),
         torch.tensor([each.sampling.repetition_penalty for each in asked], device=device),
     )
     torch.manual_seed(asked[0].sampling.seed or 0)
     generator = Generator(as_transformers(engine.target.model), engine.eos_ids)
     suffixes = [each.suffix for each in asked]
-    made = generator.run(torch.tensor([list(prefix)], device=device), suffixes, temper, tokens)
+    made = generator.run(torch.tensor([list(prefix)], device=device), suffixes, sampling, tokens)
     return [row[:n] for row, n in zip(made.tokens.tolist(), made.lengths.tolist(), strict=True)]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from triforce_chat.engine.cache.storage import KVCache
+from triforce_chat.engine.cache.kv_cache import KVCache
 from triforce_chat.engine.cache.streaming import StreamingCache
-from triforce_chat.engine.forward.runner import Forward
+from triforce_chat.engine.forward.forward import Forward
 from triforce_chat.engine.speculation.lookup import CUTOFF, NgramLookup, longest_match
 
 

@@ -26,7 +26,7 @@ from triforce_chat.lab.evaluation.acceptance import (
     rates_by_rank,
     rows,
 )
-from triforce_chat.lab.evaluation.answers import Found, Replied, facts, replies, scores
+from triforce_chat.lab.evaluation.answers import FactAnswer, ShortAnswer, facts, replies, scores
 from triforce_chat.lab.evaluation.corpus import joined
 from triforce_chat.lab.evaluation.eviction import MEANINGS, continuations, streamed
 from triforce_chat.lab.evaluation.eviction import Plan as EvictionPlan
@@ -57,7 +57,7 @@ from triforce_chat.settings.engine_options import sampling_of
 from triforce_chat.settings.settings import Settings
 
 T = TypeVar("T")
-Watch = Callable[[Iterable[Any], str], Iterator[Any]]  # passes items on and reports them
+ShowProgress = Callable[[Iterable[Any], str], Iterator[Any]]  # passes items on and reports them
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,9 @@ def perplexity(
     return Findings(record, shown)
 
 
-def eviction(loaded: LoadedModel, texts: Sequence[Document], plan: EvictionPlan, watch: Watch) -> Findings:
+def eviction(
+    loaded: LoadedModel, texts: Sequence[Document], plan: EvictionPlan, watch: ShowProgress
+) -> Findings:
     """Perplexity of a stream under each rule by which the model's own cache forgets, and continuations."""
     form = ChatFormat(loaded.tokenizer)
     corpus = joined(form, texts, plan.tokens)
@@ -169,7 +171,7 @@ def acceptance(
     lengths: Sequence[int],
     places: int,
     plan: Plan,
-    watch: Watch,
+    watch: ShowProgress,
 ) -> Findings:
     """Expected acceptance after prompts of every kind, length and place."""
     form = ChatFormat(loaded.tokenizer)
@@ -208,7 +210,7 @@ def sparsity(
     contexts: Sequence[int],
     places: int,
     plan: SparsityPlan,
-    watch: Watch,
+    watch: ShowProgress,
 ) -> Findings:
     """How much of the attention small selections hold, at several places of the documents."""
     corpus = joined(ChatFormat(loaded.tokenizer), texts, sys.maxsize)
@@ -247,14 +249,14 @@ def planted(
     lengths: Sequence[int],
     documents: int,
     page_tokens: int | None,
-    watch: Watch,
+    watch: ShowProgress,
 ) -> Findings:
     """Questions about facts that were planted into the texts."""
     form = ChatFormat(loaded.tokenizer)
     books = [Book.of(document.title, document.text, form.encode) for document in texts]
     builder = ExampleBuilder(loaded.tokenizer, [book for book in books if book.tokens])
     sampling, seed = sampling_of(settings, loaded), settings.seed or 0
-    found: list[Found] = []
+    found: list[FactAnswer] = []
     for length in lengths:
         cases = planted_set(builder, length, documents=documents, page_tokens=page_tokens, seed=seed)
         asked = facts(engine, length, cases, sampling, form.stop)
@@ -279,10 +281,10 @@ def planted(
 
 
 def short_questions(
-    engines: Iterable[tuple[Engine, LoadedModel]], settings: Settings, watch: Watch
+    engines: Iterable[tuple[Engine, LoadedModel]], settings: Settings, watch: ShowProgress
 ) -> Findings:
     """The fixed list of questions, put to each model in turn."""
-    found: list[Replied] = []
+    found: list[ShortAnswer] = []
     for engine, loaded in engines:
         sampling = sampling_of(settings, loaded)
         asked = replies(engine, loaded.name, ChatFormat(loaded.tokenizer), QUESTIONS, sampling)
@@ -306,7 +308,7 @@ def comprehension(
     texts: Sequence[Document],
     sets: Sequence[QuestionSet],
     lengths: Sequence[int],
-    watch: Watch,
+    watch: ShowProgress,
 ) -> Findings:
     """The questions about each book at each length of context; 0 asks without the book."""
     form, sampling = ChatFormat(loaded.tokenizer), sampling_of(settings, loaded)

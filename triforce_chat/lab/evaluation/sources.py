@@ -16,7 +16,7 @@ from triforce_chat.documents import Document, Page
 from triforce_chat.engine.engine import Engine
 from triforce_chat.errors import DoesNotFit
 from triforce_chat.lab.evaluation.answers import FACT_TOKENS
-from triforce_chat.lab.evaluation.runs import Findings, Watch
+from triforce_chat.lab.evaluation.runs import Findings, ShowProgress
 from triforce_chat.lab.evaluation.tables import table
 from triforce_chat.lab.evaluation.tasks import grade, holds
 from triforce_chat.lab.tasks.books import paragraphs
@@ -41,7 +41,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class SourceCheck:
     """An answer about a planted fact, and the pages that it is said to come from."""
 
     context: int
@@ -76,7 +76,7 @@ class Score:
     seconds: float  # what naming took, on average
 
     @staticmethod
-    def of(group: Sequence[Traced]) -> Score:
+    def of(group: Sequence[SourceCheck]) -> Score:
         right = [each for each in group if each.right]
         ranks = [each.rank or NAMED + 1 for each in right]
         return Score(
@@ -111,12 +111,12 @@ def findings(
     settings: Settings,
     texts: Sequence[Document],
     plan: Plan,
-    watch: Watch,
+    watch: ShowProgress,
 ) -> Findings:
     """How often the page of a planted fact is among those named, of the questions answered rightly."""
     asking = replace(settings, max_tokens=FACT_TOKENS)
     form = ChatFormat(loaded.tokenizer)
-    found: list[Traced] = []
+    found: list[SourceCheck] = []
     for length in plan.lengths:
         made = cases(texts, lambda text: len(form.encode(text)), length, plan)
         found += watch(traced(engine, loaded, asking, length, made), f"answers at {length:,} tokens")
@@ -135,8 +135,10 @@ def findings(
     return Findings(record, [score_table(by_kind | overall), MEANINGS])
 
 
-def scores(found: Iterable[Traced], key: Callable[[Traced], tuple[int, str]]) -> dict[tuple[int, str], Score]:
-    groups: dict[tuple[int, str], list[Traced]] = {}
+def scores(
+    found: Iterable[SourceCheck], key: Callable[[SourceCheck], tuple[int, str]]
+) -> dict[tuple[int, str], Score]:
+    groups: dict[tuple[int, str], list[SourceCheck]] = {}
     for each in found:
         groups.setdefault(key(each), []).append(each)
     return {group: Score.of(members) for group, members in groups.items()}
@@ -218,7 +220,7 @@ def plant(rng: random.Random, text: Document, pages: list[list[str]], facts: Seq
 
 def traced(
     engine: Engine, loaded: LoadedModel, settings: Settings, length: int, found: Sequence[Case]
-) -> Iterator[Traced]:
+) -> Iterator[SourceCheck]:
     """Ask for every fact in a conversation of its own; a document is read once for all of them."""
     for case in found:
         session = ChatSession(engine, loaded, settings)
@@ -231,11 +233,11 @@ def traced(
             yield _traced(length, case.document, fact, page, tally)
 
 
-def _traced(length: int, document: Document, fact: Fact, page: int, tally: Tally) -> Traced:
+def _traced(length: int, document: Document, fact: Fact, page: int, tally: Tally) -> SourceCheck:
     assert tally.sourced is not None
     sources = tally.sourced.sources
     shown = next((source.sentence for source in sources if source.page == page), "")
-    return Traced(
+    return SourceCheck(
         context=length,
         document=document.title,
         pages=len(document.pages),

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from triforce_chat.lab.evaluation.acceptance import DIMENSIONS, MEASURES, Row
-from triforce_chat.lab.evaluation.answers import Found, Replied, scores
+from triforce_chat.lab.evaluation.answers import FactAnswer, ShortAnswer, scores
 from triforce_chat.lab.evaluation.eviction import Streamed
 from triforce_chat.lab.evaluation.logits import Difference
 from triforce_chat.lab.evaluation.perplexity import Band, Window
@@ -127,7 +127,7 @@ def grouped(
     return groups.items()
 
 
-def fact_tables(found: Sequence[Found]) -> list[Table]:
+def fact_tables(found: Sequence[FactAnswer]) -> list[Table]:
     """Right answers by depth and by kind, a column for each context; absent facts are a kind of their own."""
     contexts = list(dict.fromkeys(each.context for each in found))
     columns = [shown(context) for context in contexts]
@@ -172,7 +172,7 @@ def comprehension_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table((*columns, "repeated 4-grams", "commonest opening"), lines)
 
 
-def reply_table(found: Sequence[Replied]) -> Table:
+def reply_table(found: Sequence[ShortAnswer]) -> Table:
     """Questions that not every model answers rightly, with what was said."""
     failed = {each.question for each in found if not each.right}
     lines = (

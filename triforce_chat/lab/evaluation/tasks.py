@@ -43,7 +43,7 @@ _SPACE = re.compile(r"\s+")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TaskQuestion:
     """One question right after a document."""
 
     depth: float | None  # where its (first) sentence stands; None for what is absent
@@ -58,7 +58,7 @@ class Case:
     """A document as a session sends it; every question follows it directly."""
 
     prefix: list[int]
-    questions: list[Asked]
+    questions: list[TaskQuestion]
 
 
 def planted_set(
@@ -117,7 +117,7 @@ def _case(
     return Case(
         made.prefix,
         [
-            Asked(depth, fact.kind, suffix, fact.question, fact.answer)
+            TaskQuestion(depth, fact.kind, suffix, fact.question, fact.answer)
             for depth, fact, suffix in zip(places, made.facts, made.suffixes, strict=True)
         ],
     )

@@ -157,11 +157,11 @@ class ContextTraining:
     def run(self, report: Callable[[dict[str, float]], None]) -> None:
         """Train to the end, telling every step; an interrupted run goes on where it was saved."""
         self.optimizer.resume(self.folder)
-        if self.ranks.told(self.course.step) != self.course.step:
+        if self.ranks.broadcast(self.course.step) != self.course.step:
             raise UsageError(f"{self.folder} holds another state on every machine; share that folder")
         log = Log(self.folder, self.course.step) if self.ranks.first else None
         for length, examples in self._batches():
-            rate = self.ranks.told(self.course.learning_rate)
+            rate = self.ranks.broadcast(self.course.learning_rate)
             figures = self._step(examples) | {"length": length, "rate": rate}
             self.ranks.average(self.optimizer.parameters)
             self.optimizer.step(rate)
@@ -177,13 +177,13 @@ class ContextTraining:
     def _batches(self) -> Iterator[tuple[int, list[Example]]]:
         """Every step's sequences, made while the step before runs."""
         with ThreadPoolExecutor(1) as pool:
-            progress = self.ranks.told(self.course.progress)
+            progress = self.ranks.broadcast(self.course.progress)
             coming = pool.submit(self._examples, self.course.step, progress)
             while progress < 1:
                 ready = coming.result()
                 coming = pool.submit(self._examples, self.course.step + 1, progress)
                 yield ready
-                progress = self.ranks.told(self.course.progress)
+                progress = self.ranks.broadcast(self.course.progress)
 
     def _examples(self, step: int, progress: float = 0.0) -> tuple[int, list[Example]]:
         rng = random.Random(f"{self.ranks.seed(self.recipe.seed)}-{step}")

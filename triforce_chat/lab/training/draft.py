@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from triforce_chat.engine.forward.runner import Subset
+from triforce_chat.engine.forward.subset import Subset
 from triforce_chat.lab.training.course import Course, Log, Optimizer
 from triforce_chat.lab.training.lessons import Batch, Lessons
 from triforce_chat.lab.training.students import BuiltOnTarget, StandAlone, Student
@@ -28,7 +28,7 @@ from triforce_chat.models.tokenizer import vocabulary_hash
 
 SLICE, TEST_SLICE = 8192, 2048  # positions whose logits exist at a time
 SAVE_EVERY, TEST_EVERY = 1000, 250  # steps
-HEATS = (1.0, 0.6, 0.3)  # temperatures that take turns in the second half
+TEMPERATURES = (1.0, 0.6, 0.3)  # take turns in the second half
 TESTED = (0.0, 0.6, 1.0)
 FIRST = 4  # tokens after a state of the target whose acceptance is told as one figure
 
@@ -67,7 +67,7 @@ class Distance(torch.autograd.Function):
         head: Tensor,
         batch: Batch,
         teacher_head: Tensor,
-        heat: float,
+        temperature: float,
         kl: float,
         tv: float,
     ) -> Tensor:
@@ -80,7 +80,7 @@ class Distance(torch.autograd.Function):
             rows = slice(first, first + SLICE)
             wanted, logits = batch.states[rows] @ teacher_head.T, student[rows] @ narrow.T
             seen, penalty = batch.seen(rows, len(head)), batch.penalty(rows)
-            loss, grad = measure(wanted, logits, seen, penalty, heat, kl, tv)
+            loss, grad = measure(wanted, logits, seen, penalty, temperature, kl, tv)
             total += loss
             grad_student[rows] = grad @ narrow
             grad_head += grad.T @ student[rows]
@@ -105,7 +105,7 @@ def penalized(logits: Tensor, seen: Tensor, penalty: Tensor) -> tuple[Tensor, Te
 
 
 def distance(
-    wanted: Tensor, logits: Tensor, seen: Tensor, penalty: Tensor, heat: float, kl: float, tv: float
+    wanted: Tensor, logits: Tensor, seen: Tensor, penalty: Tensor, temperature: float, kl: float, tv: float
 ) -> tuple[Tensor, Tensor]:
     """The loss between logits [n, V] at one temperature, and its gradient with respect to the second.
 
@@ -113,13 +113,13 @@ def distance(
     """
     wanted, _ = penalized(wanted.float(), seen, penalty)
     found, growth = penalized(logits.float(), seen, penalty)
-    log_p, log_q = torch.log_softmax(wanted / heat, -1), torch.log_softmax(found / heat, -1)
+    log_p, log_q = torch.log_softmax(wanted / temperature, -1), torch.log_softmax(found / temperature, -1)
     p, q = log_p.exp(), log_q.exp()
     each = kl * (p * (log_p - log_q)).sum(-1) + tv * (1 - torch.minimum(p, q).sum(-1))
     below = q < p
     caught = torch.where(below, q, 0).sum(-1, keepdim=True)
     grad = kl * (q - p) + tv * q * (caught - below.to(q.dtype))
-    return each.sum(), (grad * growth / heat).to(logits.dtype)
+    return each.sum(), (grad * growth / temperature).to(logits.dtype)
 
 
 @cache
@@ -128,7 +128,7 @@ def compiled_distance() -> Callable[..., tuple[Tensor, Tensor]]:
     return torch.compile(distance, dynamic=True)
 
 
-class Taught(NamedTuple):
+class TargetData(NamedTuple):
     """A target, what its draft learns from it, and texts of it that only judge the draft."""
 
     target: LoadedModel
@@ -136,18 +136,18 @@ class Taught(NamedTuple):
     unseen: Lessons
 
 
-def frequent_tokens(taught: Sequence[Taught], count: int) -> Tensor:
+def frequent_tokens(targets: Sequence[TargetData], count: int) -> Tensor:
     """The ``count`` tokens that occur most often in lessons, in ascending order: [count].
 
     Among those that occur equally often, or never, the lower ids come first: byte-pair encodings number their tokens
     by frequency. The targets' end tokens are always among them.
     """
-    width = min(each.target.vocab_size for each in taught)
-    times = Counter(token for each in taught for window in each.lessons.windows for token in window.tokens)
+    width = min(each.target.vocab_size for each in targets)
+    times = Counter(token for each in targets for window in each.lessons.windows for token in window.tokens)
     seen = torch.zeros(width, dtype=torch.int64)
     for token, number in times.items():
         seen[token] = number
-    for each in taught:
+    for each in targets:
         seen[list(each.target.eos_ids)] = 1 << 62
     return seen.sort(descending=True, stable=True).indices[:count].sort().values
 
@@ -169,16 +169,16 @@ class DraftTraining:
     """
 
     def __init__(
-        self, taught: Sequence[Taught], recipe: DraftRecipe, folder: Path, start: Path | None = None
+        self, targets: Sequence[TargetData], recipe: DraftRecipe, folder: Path, start: Path | None = None
     ) -> None:
-        self.taught, self.recipe, self.folder = taught, recipe, folder
-        first = taught[0].target
+        self.targets, self.recipe, self.folder = targets, recipe, folder
+        first = targets[0].target
         self.vocabulary = self._vocabulary(start)
         known = None if self.vocabulary is None else self.vocabulary.target_ids.to(first.model.device)
         self.subset = None if known is None else Subset(known, first.vocab_size)
-        heads = [each.target.model.lm_head.weight for each in taught]
+        heads = [each.target.model.lm_head.weight for each in targets]
         self.heads = heads if known is None else [head[known] for head in heads]
-        self.student = student_of(first.model, recipe, known, taught[0].lessons)
+        self.student = student_of(first.model, recipe, known, targets[0].lessons)
         if start is not None:
             self.student.begin_with(start)
         self.course = Course(recipe.steps, recipe.minutes, recipe.rate, warmup=100)
@@ -190,12 +190,12 @@ class DraftTraining:
         if not count:
             (self.folder / FILE).unlink(missing_ok=True)  # of another training
             return None
-        tokenizer = vocabulary_hash(self.taught[0].target.tokenizer)
+        tokenizer = vocabulary_hash(self.targets[0].target.tokenizer)
         stored = [read_draft_vocabulary(folder) for folder in (self.folder, start) if folder]
         fitting = (each for each in stored if each and len(each.target_ids) == count)
         known = next((each for each in fitting if each.tokenizer == tokenizer), None)
         if known is None:
-            known = DraftVocabulary(frequent_tokens(self.taught, count), tokenizer)
+            known = DraftVocabulary(frequent_tokens(self.targets, count), tokenizer)
         self.folder.mkdir(parents=True, exist_ok=True)
         known.save(self.folder)
         return known
@@ -205,7 +205,7 @@ class DraftTraining:
         self.optimizer.resume(self.folder)
         log = Log(self.folder, self.course.step)
         rng = random.Random(f"{self.recipe.seed}-{self.course.step}")
-        batches = [each.lessons.batches(self.recipe.windows, rng) for each in self.taught]
+        batches = [each.lessons.batches(self.recipe.windows, rng) for each in self.targets]
         lost: dict[str, Tensor] = {}
         while not self.course.done:
             turn = self.course.step % len(batches)
@@ -222,14 +222,14 @@ class DraftTraining:
 
     def _step(self, batch: Batch, teacher_head: Tensor) -> Tensor:
         late = self.course.progress > 0.5
-        heat = HEATS[self.course.step % len(HEATS)] if late else 1.0
+        temperature = TEMPERATURES[self.course.step % len(TEMPERATURES)] if late else 1.0
         batch = self._own(batch)
         ages = self.student.ages(batch)
         counted = (ages >= 0).nonzero()[:, 0]  # before the layers, as it waits for the device
         hidden, batch = self.student.hidden(batch, ages)[counted], batch.rows(counted)
         kl, tv = (0.3, 1.0) if late else (1.0, 0.0)
         head = self.student.output_matrix()[: len(teacher_head)]
-        summed: Tensor = Distance.apply(hidden, head, batch, teacher_head, heat, kl, tv)  # type: ignore[no-untyped-call]
+        summed: Tensor = Distance.apply(hidden, head, batch, teacher_head, temperature, kl, tv)  # type: ignore[no-untyped-call]
         loss = summed / len(hidden)
         loss.backward()
         self.optimizer.step()
@@ -247,17 +247,20 @@ class DraftTraining:
         also of each alone.
         """
         figures: dict[str, float] = {}
-        for each in self.taught:
-            by = f" by {each.target.name}" if len(self.taught) > 1 else ""
+        for each in self.targets:
+            by = f" by {each.target.name}" if len(self.targets) > 1 else ""
             found = self._tested(each, windows)  # [temperatures, ages]
             means = found[:, :FIRST].mean(-1).tolist()
-            figures |= {f"accepted at {heat:g}{by}": mean for heat, mean in zip(TESTED, means, strict=True)}
+            figures |= {
+                f"accepted at {temperature:g}{by}": mean
+                for temperature, mean in zip(TESTED, means, strict=True)
+            }
             if found.shape[1] > 1:
                 figures |= {f"token {age + 1} at 0": value for age, value in enumerate(found[0].tolist())}
         return figures
 
-    def _tested(self, taught: Taught, windows: int) -> Tensor:
-        unseen, teacher_head = taught.unseen, taught.target.model.lm_head.weight
+    def _tested(self, data: TargetData, windows: int) -> Tensor:
+        unseen, teacher_head = data.unseen, data.target.model.lm_head.weight
         batch = unseen.batch(unseen.windows[:: max(1, len(unseen.windows) // windows)])
         ages = self.student.ages(batch, even=True)
         counted = (ages >= 0).nonzero()[:, 0]
@@ -271,8 +274,8 @@ class DraftTraining:
             found = hidden[rows] @ head.T
             p, _ = penalized((batch.states[rows] @ teacher_head.T).float(), *under)
             q, _ = penalized((self.subset.widened(found) if self.subset else found).float(), *under)
-            for each, heat in zip(sums, TESTED, strict=True):
-                each.index_add_(0, ages[rows], accepted(p, q, heat))
+            for each, temperature in zip(sums, TESTED, strict=True):
+                each.index_add_(0, ages[rows], accepted(p, q, temperature))
         return sums / torch.bincount(ages, minlength=self.student.longest)
 
 
@@ -282,8 +285,8 @@ def spread(states: Tensor, most: int = 65_536) -> Tensor:
     return some.clamp(min=1e-2 * float(some.mean()))
 
 
-def accepted(p: Tensor, q: Tensor, heat: float) -> Tensor:
+def accepted(p: Tensor, q: Tensor, temperature: float) -> Tensor:
     """Expected acceptance of each row of logits [n, V]: sum of min(p, q), at 0 whether both agree: [n]."""
-    if heat == 0:
+    if temperature == 0:
         return (p.argmax(-1) == q.argmax(-1)).float()
-    return torch.minimum((p / heat).softmax(-1), (q / heat).softmax(-1)).sum(-1)
+    return torch.minimum((p / temperature).softmax(-1), (q / temperature).softmax(-1)).sum(-1)

@@ -19,7 +19,7 @@ from triforce_chat.lab.tasks.books import load_books, text_files
 from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.lab.training.cards import write_card
 from triforce_chat.lab.training.context import REPORTED, ContextRecipe, ContextTraining, example
-from triforce_chat.lab.training.draft import DraftRecipe, DraftTraining, Taught, student_of
+from triforce_chat.lab.training.draft import DraftRecipe, DraftTraining, TargetData, student_of
 from triforce_chat.lab.training.lessons import Lessons, Teacher
 from triforce_chat.lab.training.ranks import ALONE, Ranks
 from triforce_chat.lab.training.selfchat import Row, document_chats, everyday_chats, short_chats
@@ -115,11 +115,11 @@ def train_context(
     training = ContextTraining(loaded, builder, (short, readings), recipe, folder, start, ranks)
     last: dict[str, float] = {}
 
-    def heard(figures: dict[str, float]) -> None:
+    def report(figures: dict[str, float]) -> None:
         last.update(figures)
         tell(figures)
 
-    training.run(heard)
+    training.run(report)
     if not ranks.first:
         return
     reach = f"{training.rope['max_position_embeddings']:,} tokens"
@@ -203,7 +203,7 @@ def train_draft(
     few = Generation(0.0, min(256, plan.sequences), plan.tokens, plan.lengths[:1], texts=0)
     plan = replace(plan, minutes=plan.minutes / len(targets), texts=plan.texts // len(targets))
     taught = [
-        Taught(
+        TargetData(
             target,
             unseen=teach_some(target, unseen, few, recipe.seed),
             lessons=teach(target, builder, plan, recipe.seed, tell),

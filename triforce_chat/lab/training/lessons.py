@@ -19,13 +19,13 @@ from triforce_chat.lab.generation import Generator
 from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.lab.training.everyday import everyday
 from triforce_chat.lab.training.requests import QUESTIONS, SUMMARIES
-from triforce_chat.lab.training.selfchat import opening, own_penalty, temper
+from triforce_chat.lab.training.selfchat import draw_sampling, opening, own_penalty
 from triforce_chat.models.load import LoadedModel
 
 SINKS, RECENT, SCORED = 16, 368, 192  # tokens of a window, and how many of its last are learnt
 # Temperatures of texts under the target's own repetition penalty, and of those without one.
-OWN_HEATS = (0.0, 0.0, 0.0, 0.3, 0.6, 1.0)
-PLAIN_HEATS = (0.0, 0.6, 1.0)
+OWN_TEMPERATURES = (0.0, 0.0, 0.0, 0.3, 0.6, 1.0)
+PLAIN_TEMPERATURES = (0.0, 0.6, 1.0)
 LONGEST_SUFFIX = 64  # tokens between a shared text and where its continuations begin
 TEXT_ROWS = 8  # of real text at a time
 
@@ -37,7 +37,7 @@ class Window:
     tokens: list[int]
     count: int
     offset: int
-    said: int = 0  # of the last tokens, those that the repetition penalty counts
+    penalized: int = 0  # of the last tokens, those that the repetition penalty counts
     penalty: float = 1.0
 
 
@@ -63,8 +63,8 @@ class Batch(NamedTuple):
     def seen(self, rows: slice, vocabulary: int) -> Tensor:
         """Which tokens the answer already contained before some of the predicted tokens: [m', V]."""
         window, at = self.window[rows], torch.arange(self.tokens.shape[1], device=self.tokens.device)
-        said = (at >= self.starts[window, None]) & (at <= self.place[rows, None])
-        ids = torch.where(said, self.tokens[window], vocabulary)
+        generated = (at >= self.starts[window, None]) & (at <= self.place[rows, None])
+        ids = torch.where(generated, self.tokens[window], vocabulary)
         found = torch.zeros(len(ids), vocabulary + 1, dtype=torch.bool, device=ids.device)
         return found.scatter_(1, ids, True)[:, :vocabulary]
 
@@ -92,8 +92,8 @@ class Lessons:
             count = min(SCORED, n - first)
             end = len(history) - n + first + count
             recent = history[max(0, end - RECENT) : end]
-            said = 0 if penalty == 1 else min(first + count, len(recent))
-            self.windows.append(Window([*sinks, *recent], count, self.size + first, said, penalty))
+            penalized = 0 if penalty == 1 else min(first + count, len(recent))
+            self.windows.append(Window([*sinks, *recent], count, self.size + first, penalized, penalty))
         self.parts.append(hidden)
         self.size += n
 
@@ -121,15 +121,17 @@ class Lessons:
             torch.arange(len(windows)).repeat_interleave(torch.tensor(counts)).to(device),
             torch.cat([torch.arange(end.start, end.stop) for end in ends]).to(device),
             self.hidden[states.to(device)],
-            torch.tensor([len(window.tokens) - window.said for window in windows], device=device),
+            torch.tensor([len(window.tokens) - window.penalized for window in windows], device=device),
             torch.tensor([window.penalty for window in windows], device=device),
         )
 
 
-def heats(loaded: LoadedModel) -> list[tuple[float, float]]:
+def sampling_choices(loaded: LoadedModel) -> list[tuple[float, float]]:
     """(temperature, repetition penalty) of what the target writes; most often under its own penalty."""
     penalty = own_penalty(loaded)
-    return [(heat, penalty) for heat in OWN_HEATS] + [(heat, 1.0) for heat in PLAIN_HEATS]
+    return [(temperature, penalty) for temperature in OWN_TEMPERATURES] + [
+        (temperature, 1.0) for temperature in PLAIN_TEMPERATURES
+    ]
 
 
 class Teacher:
@@ -184,9 +186,13 @@ class Teacher:
         tokens: int,
     ) -> None:
         device = self.loaded.model.device
-        heat = temper(rng, len(suffixes), device, heats(self.loaded))
-        sampled = self.generator.run(torch.tensor(list(prefixes), device=device), suffixes, heat, tokens)
-        made, lengths, penalties = sampled.tokens.tolist(), sampled.lengths.tolist(), heat.penalty.tolist()
+        sampling = draw_sampling(rng, len(suffixes), device, sampling_choices(self.loaded))
+        sampled = self.generator.run(torch.tensor(list(prefixes), device=device), suffixes, sampling, tokens)
+        made, lengths, penalties = (
+            sampled.tokens.tolist(),
+            sampled.lengths.tolist(),
+            sampling.penalty.tolist(),
+        )
         for i, (suffix, answer, n) in enumerate(zip(suffixes, made, lengths, strict=True)):
             prefix = prefixes[i // each]
             history = [*prefix[max(SINKS, len(prefix) - RECENT) :], *suffix, *answer[:n]]

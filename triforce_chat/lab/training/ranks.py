@@ -44,13 +44,13 @@ class Ranks:
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
 
-    def told(self, number: float) -> float:
+    def broadcast(self, number: float) -> float:
         """What the first process says: all follow one clock."""
         if self.size == 1:
             return number
-        heard = torch.tensor(number, dtype=torch.float64, device=self.device)
-        dist.broadcast(heard, 0)
-        return heard.item()
+        value = torch.tensor(number, dtype=torch.float64, device=self.device)
+        dist.broadcast(value, 0)
+        return value.item()
 
 
 ALONE = Ranks()

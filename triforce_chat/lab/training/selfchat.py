@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from triforce_chat.chat.template import ChatFormat, Message
-from triforce_chat.lab.generation import Generator, Sampled, Temper
+from triforce_chat.lab.generation import Generator, Sampled, SequenceSampling
 from triforce_chat.lab.training.everyday import everyday
 from triforce_chat.lab.training.requests import QUESTIONS, SUMMARIES
 from triforce_chat.models.load import LoadedModel
@@ -32,7 +32,7 @@ class Row:
     start: int
 
 
-def made(sampled: Sampled) -> list[list[int]]:
+def tokens_of(sampled: Sampled) -> list[list[int]]:
     """The tokens of every sequence up to its end."""
     tokens, lengths = sampled.tokens.tolist(), sampled.lengths.tolist()
     return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
@@ -45,11 +45,13 @@ def opening(form: ChatFormat) -> tuple[list[int], list[int]]:
     return ids[:at], ids[at + 1 :]
 
 
-def temper(rng: random.Random, count: int, device: Any, heats: Sequence[tuple[float, float]]) -> Temper:
+def draw_sampling(
+    rng: random.Random, count: int, device: Any, choices: Sequence[tuple[float, float]]
+) -> SequenceSampling:
     """A (temperature, repetition penalty) for each of ``count`` sequences."""
-    drawn = [rng.choice(heats) for _ in range(count)]
-    return Temper(
-        torch.tensor([heat for heat, _ in drawn], device=device),
+    drawn = [rng.choice(choices) for _ in range(count)]
+    return SequenceSampling(
+        torch.tensor([temperature for temperature, _ in drawn], device=device),
         torch.tensor([penalty for _, penalty in drawn], device=device),
     )
 
@@ -69,17 +71,21 @@ def short_chats(loaded: LoadedModel, rng: random.Random, count: int, answer: int
     generator, device = Generator(loaded.model, loaded.eos_ids), loaded.model.device
     before, _ = opening(ChatFormat(loaded.tokenizer))
     prefix, last = torch.tensor([before[:-1]], device=device), before[-1:]
-    heat = temper(rng, count, device, [(1.0, 1.0)])
-    asked = [ids[:-1] for ids in made(generator.run(prefix, [last] * count, heat, 48)) if ends(ids, loaded)]
+    sampling = draw_sampling(rng, count, device, [(1.0, 1.0)])
+    asked = [
+        ids[:-1]
+        for ids in tokens_of(generator.run(prefix, [last] * count, sampling, 48))
+        if ends(ids, loaded)
+    ]
     asked = [ids for ids in asked if len(ids) >= SHORTEST]
-    return [Row(head + said, len(before)) for head, said in _answered(loaded, rng, asked, answer)]
+    return [Row(head + generated, len(before)) for head, generated in _answered(loaded, rng, asked, answer)]
 
 
 def everyday_chats(loaded: LoadedModel, rng: random.Random, count: int, answer: int = 96) -> list[Row]:
     """``count`` short everyday questions, and the model's answers of up to ``answer`` tokens."""
     form = ChatFormat(loaded.tokenizer)
     asked = [form.encode(everyday(rng)) for _ in range(count)]
-    return [Row(head + said, len(head)) for head, said in _answered(loaded, rng, asked, answer)]
+    return [Row(head + generated, len(head)) for head, generated in _answered(loaded, rng, asked, answer)]
 
 
 def _answered(
@@ -90,10 +96,10 @@ def _answered(
         return []
     generator, device = Generator(loaded.model, loaded.eos_ids), loaded.model.device
     before, after = opening(ChatFormat(loaded.tokenizer))
-    heat = temper(rng, len(asked), device, answered(loaded))
+    sampling = draw_sampling(rng, len(asked), device, answered(loaded))
     prefix, last = torch.tensor([before[:-1]], device=device), before[-1:]
-    said = generator.run(prefix, [last + ids + after for ids in asked], heat, most)
-    return [(before + ids + after, then) for ids, then in zip(asked, made(said), strict=True)]
+    generated = generator.run(prefix, [last + ids + after for ids in asked], sampling, most)
+    return [(before + ids + after, then) for ids, then in zip(asked, tokens_of(generated), strict=True)]
 
 
 def ends(ids: Sequence[int], loaded: LoadedModel) -> bool:
@@ -108,7 +114,7 @@ def document_chats(
     form = ChatFormat(loaded.tokenizer)
     _, after = opening(form)
     asked = [form.encode(rng.choice((*SUMMARIES, *QUESTIONS))) + after for _ in range(each * len(prefixes))]
-    heat = temper(rng, len(asked), device, answered(loaded))
-    said = generator.run(torch.tensor(list(prefixes), device=device), asked, heat, answer)
+    sampling = draw_sampling(rng, len(asked), device, answered(loaded))
+    generated = generator.run(torch.tensor(list(prefixes), device=device), asked, sampling, answer)
     heads = [[*prefixes[i // each], *question] for i, question in enumerate(asked)]
-    return [Row(head + ids, len(head)) for head, ids in zip(heads, made(said), strict=True)]
+    return [Row(head + ids, len(head)) for head, ids in zip(heads, tokens_of(generated), strict=True)]

@@ -226,9 +226,9 @@ class BuiltOnTarget:
         begun = (ages >= 0).nonzero()[:, 0]
         own = ages[begun]
         states = (batch.states @ head.state.to(batch.states).T)[begun - own - 1].float()
-        told = torch.zeros_like(words)
-        told[batch.window[begun], batch.place[begun]] = states + head.ages[own]
-        return words + told
+        added = torch.zeros_like(words)
+        added[batch.window[begun], batch.place[begun]] = states + head.ages[own]
+        return words + added
 
     def output_matrix(self) -> Tensor:
         return self.head.joined().output_matrix(self.heads, self.known)

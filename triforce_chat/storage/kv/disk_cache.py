@@ -20,7 +20,8 @@ from torch import Tensor
 
 from triforce_chat.engine.cache.full import FullCache
 from triforce_chat.engine.cache.quantization import BITS, FP8, format_name
-from triforce_chat.engine.cache.storage import Held, Shape
+from triforce_chat.engine.cache.shape import Shape
+from triforce_chat.engine.cache.storage import Held
 from triforce_chat.engine.prefix_store import ROOT, Chunk
 from triforce_chat.models.load import LoadedModel
 from triforce_chat.settings.paths import kv_folder

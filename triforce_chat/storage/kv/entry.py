@@ -88,11 +88,13 @@ def load(
 
         def read(first: int) -> None:
             part = buffers[first][: header.part_bytes]
-            for n in range(first, header.parts, len(buffers)):
-                size = os.preadv(file.fileno(), [part], start + n * header.part_bytes)
-                if size != header.part_bytes or zlib.crc32(part) != sums[n]:
-                    raise CorruptEntry("keys or values")
-                take(n, part)
+            # Each thread has a place of its own in the file: Windows has no reading from a given one.
+            with path.open("rb", buffering=0) as own:
+                for n in range(first, header.parts, len(buffers)):
+                    own.seek(start + n * header.part_bytes)
+                    if own.readinto(part) != header.part_bytes or zlib.crc32(part) != sums[n]:
+                        raise CorruptEntry("keys or values")
+                    take(n, part)
 
         for _ in pool.map(read, range(len(buffers))):
             pass

@@ -19,7 +19,8 @@ from triforce_chat.suggestions import did_you_mean
 
 EXCERPT_WORDS = 16
 MAX_HITS = 50
-_LISTED = "; 'triforce-chat sessions ls' lists them"
+MOST_NAMED = 5  # sessions that an error names
+NONE = "there is no session yet: 'triforce-chat chat' begins one"
 
 
 class Catalog:
@@ -49,14 +50,25 @@ class Catalog:
         for summary in summaries:
             if summary.name == name:
                 return summary
+        if not summaries:
+            raise UsageError(NONE)
         hint = did_you_mean(name, (summary.name for summary in summaries))
-        raise UsageError(f"there is no session '{name}'{hint or _LISTED}")
+        raise UsageError(f"there is no session '{name}'{hint or f'; {self.which()}'}")
+
+    def which(self) -> str:
+        """The sessions that there are, for the end of an error: the last used ones."""
+        names = [f"'{summary.name}'" for summary in self.summaries()]
+        if not names:
+            return NONE
+        more = len(names) - MOST_NAMED
+        rest = f" and {more:,} more ('triforce-chat sessions ls' lists them)" if more > 0 else ""
+        return f"there {'is' if len(names) == 1 else 'are'} {', '.join(names[:MOST_NAMED])}{rest}"
 
     def last(self) -> SessionSummary:
         """The last used session. Raises UsageError if there is none."""
         for summary in self.summaries():
             return summary
-        raise UsageError("there is no session yet: 'triforce-chat chat' begins one")
+        raise UsageError(NONE)
 
     def load(self, summary: SessionSummary) -> SessionRecord:
         """A whole session, with the answer that is being written to it.

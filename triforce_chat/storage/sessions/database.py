@@ -21,10 +21,11 @@ BUSY_TIMEOUT = 10.0  # seconds to wait for another process that writes; its tran
 POLL_INTERVAL = 0.01  # seconds
 FOLDER_MODE, FILE_MODE = 0o700, 0o600  # for their owner only
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+NOT_WRITTEN = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 
 class Unwritable(StateError):
-    """The sessions cannot be written here: the folder or the file does not permit it."""
+    """The sessions cannot be written here: the folder, the file or the full disk does not permit it."""
 
 
 class Database:
@@ -111,12 +112,14 @@ class Database:
         try:
             yield
         except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in DAMAGED:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in DAMAGED:
                 raise StateError(
                     f"{self.path} is damaged ({error}); nothing was deleted: move it away to start over, "
                     "or restore a copy"
                 ) from error
-            raise StateError(f"{self.path}: {error}") from error
+            kind = Unwritable if code in NOT_WRITTEN else StateError
+            raise kind(f"{self.path}: {error}") from error
 
 
 def make_private(path: Path) -> None:

@@ -37,7 +37,7 @@ NAMES = (
     *("vocab", "merges", "tekken", "tiktoken", "spiece", "sentencepiece"),
 )
 TEMPLATES = "additional_chat_templates"  # a folder of further ones
-KEPT = 64  # folders of models that are still there; those that were written longest ago are dropped
+MOST_FOLDERS = 64  # folders of models that are still there; those that were written longest ago are dropped
 NO_HASH = "unreadable"  # in place of a file's hash
 HASH_DIGITS = 12  # of the hash that keeps apart folders of the same name
 
@@ -45,7 +45,7 @@ Make = Callable[[Path], None]  # fills an empty folder
 
 
 @contextmanager
-def kept_files(kind: str, source: ModelSource, make: Make) -> Iterator[Path]:
+def cached_metadata(kind: str, source: ModelSource, make: Make) -> Iterator[Path]:
     """A folder with what ``make`` has written about a model, now or at an earlier start.
 
     Where the cache cannot be written, the file is made each time and deleted after the block. Raises what ``make``
@@ -62,30 +62,30 @@ def kept_files(kind: str, source: ModelSource, make: Make) -> Iterator[Path]:
         yield folder
 
 
-def kept_folder() -> Path:
+def metadata_folder() -> Path:
     """The folder of all that is kept, which may not exist."""
     return models_folder() / "read"
 
 
-def kept_size() -> int:
+def metadata_size() -> int:
     """Bytes of all that is kept."""
-    return sum(map(_size, _kept()))
+    return sum(map(_size, _folders()))
 
 
 def discard_stale() -> int:
     """Delete what is kept of models that are gone, and what is damaged or unfinished; returns the bytes freed."""
-    return _discard([folder for folder in _kept() if not _has_model(folder)])
+    return _discard([folder for folder in _folders() if not _has_model(folder)])
 
 
 def discard_all() -> int:
     """Delete all that is kept; returns the bytes freed."""
-    return _discard(_kept())
+    return _discard(_folders())
 
 
-def _kept() -> list[Path]:
+def _folders() -> list[Path]:
     """All folders, even those of which only the lock is left; those that were written longest ago come first."""
-    names = {path.name.removesuffix(LOCK) for path in kept_folder().glob("[!.]*")}
-    return sorted((kept_folder() / name for name in names), key=_written)
+    names = {path.name.removesuffix(LOCK) for path in metadata_folder().glob("[!.]*")}
+    return sorted((metadata_folder() / name for name in names), key=_written)
 
 
 def _written(folder: Path) -> int:
@@ -113,7 +113,7 @@ def _discard(folders: list[Path]) -> int:
 def _folder_for(kind: str, source: ModelSource) -> Path:
     path = _path_of(source)
     digest = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()[:HASH_DIGITS]
-    return kept_folder() / f"{path.stem}-{digest}-{kind}"
+    return metadata_folder() / f"{path.stem}-{digest}-{kind}"
 
 
 def _path_of(source: ModelSource) -> Path:
@@ -149,5 +149,5 @@ def _about(file: Path) -> tuple[str, int, int, str]:
 
 def _make(make: Make, into: Path) -> None:
     discard_stale()
-    _discard(_kept()[: -KEPT + 1])
+    _discard(_folders()[: -MOST_FOLDERS + 1])
     make(into)

@@ -15,9 +15,9 @@ from support.tiny_models import save_model, write_gguf
 
 from triforce_chat.engine.forward import attention as own_attention
 from triforce_chat.errors import ModelError
-from triforce_chat.models import kept_files, model_cache
-from triforce_chat.models.kept_files import kept_folder
+from triforce_chat.models import metadata_cache, model_cache
 from triforce_chat.models.load import load_config, load_model, tokens_of
+from triforce_chat.models.metadata_cache import metadata_folder
 from triforce_chat.models.registry import ModelSource, resolve
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
@@ -49,7 +49,7 @@ def test_each_model_is_read_once(source: ModelSource) -> None:
     first = load_config(source).to_dict(), tokens_of(source)
     with no_reading():
         assert (load_config(source).to_dict(), tokens_of(source)) == first
-    assert len([path for path in kept_folder().iterdir() if path.is_dir()]) == 2
+    assert len([path for path in metadata_folder().iterdir() if path.is_dir()]) == 2
 
 
 def test_a_caller_s_changes_are_its_own(source: ModelSource) -> None:
@@ -123,14 +123,14 @@ def test_a_file_that_cannot_be_read_is_no_obstacle_unless_it_is_needed(
 @pytest.mark.parametrize("name", ["transformers", "tokenizers"])
 def test_another_version_reads_again(source: ModelSource, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     load_config(source)
-    monkeypatch.setattr(kept_files, "version", lambda asked: "0" if asked == name else version(asked))
+    monkeypatch.setattr(metadata_cache, "version", lambda asked: "0" if asked == name else version(asked))
     with pytest.raises(pytest.fail.Exception, match="read again"), no_reading():
         load_config(source)
 
 
 def test_damage_is_mended(source: ModelSource) -> None:
     expected = tokens_of(source)
-    for file in kept_folder().rglob("*.json"):
+    for file in metadata_folder().rglob("*.json"):
         if file.name != model_cache.MANIFEST:
             file.write_text("{}")
     assert tokens_of(source) == expected
@@ -150,14 +150,14 @@ def test_nothing_is_kept_of_what_cannot_be_read(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(ModelError, match="cannot be loaded"):
             load_model(str(folder), attention="sdpa")
-    assert not [path for path in kept_folder().glob("*-tokenizer") if path.is_dir()]
+    assert not [path for path in metadata_folder().glob("*-tokenizer") if path.is_dir()]
 
 
 def test_only_the_latest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_files, "KEPT", 2)
+    monkeypatch.setattr(metadata_cache, "MOST_FOLDERS", 2)
     for name in ("first", "second", "third"):
         load_config(resolve(str(save_model(tmp_path / name))))
-    names = {path.name.partition("-")[0] for path in kept_folder().iterdir() if path.is_dir()}
+    names = {path.name.partition("-")[0] for path in metadata_folder().iterdir() if path.is_dir()}
     assert names == {"second", "third"}
 
 
@@ -166,17 +166,17 @@ def test_nothing_is_kept_of_models_that_are_gone(tmp_path: Path) -> None:
         load_config(resolve(str(save_model(tmp_path / name))))
     shutil.rmtree(tmp_path / "gone")
     load_config(resolve(str(save_model(tmp_path / "new"))))
-    assert {path.name.partition("-")[0] for path in kept_folder().iterdir()} == {"here", "new"}
+    assert {path.name.partition("-")[0] for path in metadata_folder().iterdir()} == {"here", "new"}
 
 
 def test_what_is_left_of_failures_is_stale(tmp_path: Path) -> None:
     load_config(resolve(str(save_model(tmp_path / "model"))))
-    (kept,) = (path for path in kept_folder().iterdir() if path.is_dir())
-    (kept_folder() / "failed-0123-config.lock").touch()
-    assert kept_files.discard_stale() == 0
-    assert {path.suffix for path in kept_folder().iterdir()} == {"", ".lock"}
+    (kept,) = (path for path in metadata_folder().iterdir() if path.is_dir())
+    (metadata_folder() / "failed-0123-config.lock").touch()
+    assert metadata_cache.discard_stale() == 0
+    assert {path.suffix for path in metadata_folder().iterdir()} == {"", ".lock"}
     (kept / model_cache.MANIFEST).write_text("{")
-    size = kept_files.kept_size()
+    size = metadata_cache.metadata_size()
     assert size > 100
-    assert kept_files.discard_stale() == size
-    assert not list(kept_folder().iterdir())
+    assert metadata_cache.discard_stale() == size
+    assert not list(metadata_folder().iterdir())
