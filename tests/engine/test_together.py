@@ -97,6 +97,13 @@ def test_greedy_answers_are_those_of_each_question_alone(lab: Lab, stack: str, w
     assert answers(engine_of(lab, stack), requests, width) == alone
 
 
+def apart(requests: list[Request]) -> list[Request]:
+    """The same requests without a common text."""
+    return [
+        replace(request, prompt=[*request.prompt[n + 1 :]], spans=()) for n, request in enumerate(requests)
+    ]
+
+
 def unhurried(stack: str, temperature: float) -> dict[str, Any]:
     """Options under which no clock decides how much is drafted, on which the numbers that are drawn depend."""
     return {} if stack == "naive" else {"gamma": 5, "repeatable": temperature > 0}
@@ -106,17 +113,13 @@ def unhurried(stack: str, temperature: float) -> dict[str, Any]:
     ("kind", "temperature"), [("sequoia", 0.0), ("sequoia", 1.0), ("specinfer", 1.0), ("auto", 0.0)]
 )
 @pytest.mark.parametrize("stack", ["naive", "triforce", "streaming"])
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("alike", [True, False])
 def test_trees_of_several_sequences_say_what_each_says_alone(
-    lab: Lab, stack: str, kind: str, temperature: float, apart: bool
+    lab: Lab, stack: str, kind: str, temperature: float, alike: bool
 ) -> None:
     """After a common text and after different ones; each tree's tokens see their own ancestors."""
     tree, requests = TreeOptions(kind, 8, 3), half(questions(4, Sampling(temperature, seed=5)))
-    if apart:
-        requests = [
-            replace(request, prompt=[*request.prompt[n + 1 :]], spans=())
-            for n, request in enumerate(requests)
-        ]
+    requests = requests if alike else apart(requests)
     made_of = partial(engine_of, lab, stack, tree=tree, **unhurried(stack, temperature))
     alone = [tokens_of(made_of(), request) for request in requests]
     proposed: list[int] = []
@@ -160,13 +163,6 @@ def test_graphs_of_several_sequences_say_what_each_says_alone(
     assert (engine.forkable is engine) == together
     assert answers(engine, requests, 3) == alone
     assert (len(captured[0].of_sequences.made) >= 1) == together
-
-
-def apart(requests: list[Request]) -> list[Request]:
-    """The same requests without a common text."""
-    return [
-        replace(request, prompt=[*request.prompt[n + 1 :]], spans=()) for n, request in enumerate(requests)
-    ]
 
 
 # After a common text a small cache selects other tokens than alone, and what is drawn by its drafts goes another way.

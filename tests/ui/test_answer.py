@@ -264,24 +264,25 @@ def test_panel_while_answering(plain_measured: bool) -> None:
     assert " 5 of at most 512 tokens · context 41,005 / 131,072 tokens (31 %)" in lines[7]
 
 
-def test_a_machine_that_becomes_slower_makes_no_answer_quicker() -> None:
-    """Nothing is drafted, and plain decoding takes three times as long for the last half."""
+def decoded_plainly(*plain_ms: float) -> EnginePanel:
+    """A panel after tokens decoded without drafts; ``plain_ms``: what each took, 0.0 where that was not known yet."""
     panel = EnginePanel("stack", LIMIT, ticking(0.1), most=512)
     panel.add(Prefilled(41_000, 41_000, 0, 5.0))
-    for plain_ms in (100.0, 100.0, 300.0, 300.0):
-        panel.add(Verified("target", 0, 0, "", plain_ms, True))
+    for each in plain_ms:
+        panel.add(Verified("target", 0, 0, "", each, True))
     panel.add(Text((1, 2, 3, 4), "abcd"))
     panel.add(Finished("length", 41_000, 0, 4, 5.0, 0.1, 0.8))
+    return panel
+
+
+def test_a_machine_that_becomes_slower_makes_no_answer_quicker() -> None:
+    """Nothing is drafted, and plain decoding takes three times as long for the last half."""
+    panel = decoded_plainly(100.0, 100.0, 300.0, 300.0)
     assert "1.0x plain decoding (measured)" in "".join(drawn(panel, 120))
 
 
 def test_rounds_before_plain_decoding_was_measured_say_nothing_of_its_time() -> None:
-    panel = EnginePanel("stack", LIMIT, ticking(0.1), most=512)
-    panel.add(Prefilled(41_000, 41_000, 0, 5.0))
-    for plain_ms in (0.0, 0.0, 200.0, 200.0):
-        panel.add(Verified("target", 0, 0, "", plain_ms, True))
-    panel.add(Text((1, 2, 3, 4), "abcd"))
-    panel.add(Finished("length", 41_000, 0, 4, 5.0, 0.1, 0.8))
+    panel = decoded_plainly(0.0, 0.0, 200.0, 200.0)
     assert "1.0x plain decoding (measured)" in "".join(drawn(panel, 120))
 
 

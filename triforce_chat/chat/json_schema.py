@@ -50,9 +50,9 @@ class Grammars:
         return JsonConstraint(matcher, self._ends)
 
 
-def _reason(told: str) -> str:
+def _reason(error: str) -> str:
     """What llguidance says of a schema, on one line: without the carets that point at a place in it."""
-    lines = [line.strip() for line in told.splitlines()]
+    lines = [line.strip() for line in error.splitlines()]
     return " ".join(line for line in lines if line.strip("^ ")) or "not supported"
 
 

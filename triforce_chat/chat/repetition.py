@@ -60,7 +60,8 @@ def stopped_in_circles(
                 # elsewhere in each copy. Where there are no spaces between words, tokens tell.
                 *ended, word = SPACES.split(word + event.text)
                 words += filter(None, ended)
-                if copies and (goes_in_circles(ids, copies) or goes_in_circles(words, copies)):
+                # Most tokens end no word, and then the words are those of the last time.
+                if copies and (goes_in_circles(ids, copies) or (ended and goes_in_circles(words, copies))):
                     break
         else:
             return

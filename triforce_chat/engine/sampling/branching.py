@@ -236,7 +236,6 @@ def penalized_paths(
     ended = torch.cat([drafted, drafted.new_full((sequences, 1), nothing)], 1)
     seen = ended.gather(1, lines.flatten(1)).view(lines.shape)
     known = torch.zeros(sequences, m, nothing + 1, dtype=torch.bool, device=logits.device)
-    known = known.scatter_(2, generated[:, None].expand(-1, m, -1), True).scatter_(2, seen, True)[
-        ..., :nothing
-    ]
+    known.scatter_(2, generated[:, None].expand(-1, m, -1), True).scatter_(2, seen, True)
+    known = known[..., :nothing]
     return torch.where(known, torch.where(logits > 0, logits / penalty, logits * penalty), logits)

@@ -38,9 +38,6 @@ class Investment:
         self.expected_rest = SURE  # tokens
         self.rest_seconds = 0.0  # that the expected rest takes
         self.counted = 0  # captures that were paid for, or made outside of answers
-        self.quoted = (
-            0.0  # seconds that tokens took after the longest matches of lookup, since the latest capture
-        )
 
     def begin(self, rest: int) -> None:
         """An answer of up to ``rest`` tokens begins."""

@@ -423,11 +423,9 @@ class Speculative:
         planner, drafter = self.planner, ""
         if outcome.drafted:
             drafter = plan.arm.drafter.name if plan.arm else "schema" if plan.forced else "lookup"
-        plain_ms, measured = (
-            1000 * planner.current_plain.seconds(planner.times),
-            planner.current_plain.measured,
-        )
-        self.emit(Verified(self.name, outcome.drafted, outcome.accepted, drafter, plain_ms, measured))
+        plain = planner.current_plain
+        plain_ms = 1000 * plain.seconds(planner.times)
+        self.emit(Verified(self.name, outcome.drafted, outcome.accepted, drafter, plain_ms, plain.measured))
 
     # What is captured ahead
 
