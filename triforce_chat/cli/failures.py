@@ -7,8 +7,9 @@ import signal
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import IO
 
@@ -18,6 +19,7 @@ from triforce_chat.errors import Interrupted, TriforceError, reason_of
 
 USUAL_COLUMNS = 80  # of a terminal that does not say its size
 SIGNALLED = 128  # a shell's exit code of a process that a signal ended is this plus the signal's number
+AGAIN = 0.02  # seconds until a signal is sent again that interrupted code whose exceptions Python drops
 
 
 @contextmanager
@@ -46,9 +48,21 @@ def write_nowhere() -> None:
     os.close(nowhere)
 
 
+class Terminated(SystemExit):
+    """A signal asks the process to exit."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(SIGNALLED + number)
+        self.number = number
+
+
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """On a terminal SIGTERM and SIGHUP raise SystemExit, so that what was changed on it is undone."""
+    """On a terminal SIGTERM and SIGHUP raise SystemExit, so that what was changed on it is undone.
+
+    Python drops an exception that is raised in a destructor or a weak reference's callback. Where that happens to
+    such a signal or to Ctrl-C, it is sent once more.
+    """
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     attached = any(map(_is_terminal, (sys.stdin, sys.stderr)))
     in_main_thread = threading.current_thread() is threading.main_thread()
@@ -56,9 +70,12 @@ def ended_by_signals() -> Iterator[None]:
     mine = usual if attached and in_main_thread else []
     for number in mine:
         signal.signal(number, _end)
+    report = sys.unraisablehook
+    sys.unraisablehook = partial(_repeat_signal, report)
     try:
         yield
     finally:
+        sys.unraisablehook = report
         for number in mine:
             signal.signal(number, signal.SIG_DFL)
 
@@ -72,7 +89,36 @@ def _is_terminal(stream: IO[str] | None) -> bool:
 
 def _end(number: int, _frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)  # the second one ends the process at once
-    raise SystemExit(SIGNALLED + number)
+    raise Terminated(number)
+
+
+def _repeat_signal(
+    report: Callable[[sys.UnraisableHookArgs], object], dropped: sys.UnraisableHookArgs
+) -> None:
+    """Send the signal again whose exception was dropped; report every other dropped exception."""
+    error = dropped.exc_value
+    if isinstance(error, Terminated):
+        signal.signal(error.number, _end)
+        _send_soon(error.number)
+    elif isinstance(error, KeyboardInterrupt):
+        _send_soon(signal.SIGINT)
+    else:
+        report(dropped)
+
+
+def _send_soon(number: int) -> None:
+    """Send this process a signal when the code that runs now has returned."""
+    timer = threading.Timer(AGAIN, _send, (number,))
+    timer.daemon = True
+    timer.start()
+
+
+def _send(number: int) -> None:
+    if hasattr(signal, "pthread_kill"):
+        # A blocking call of the main thread returns at once only if the signal is that thread's own.
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        signal.raise_signal(number)
 
 
 def _as_known(error: BaseException) -> TriforceError | None:
