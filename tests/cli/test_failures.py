@@ -12,11 +12,18 @@ INTERRUPTED = """
 import os, sys, threading, time
 from triforce_chat.cli.failures import ended_by_signals
 
+start = threading.Thread.start
+
+def start_and_stay(thread):
+    start(thread)
+    time.sleep(0.2)  # the other thread is far ahead of the one that is interrupted
+
 class Ending:
     def __del__(self):
         os.kill(os.getpid(), int(sys.argv[1]))
         sum(range(9))  # the handler runs here, where its exception is dropped
 
+threading.Thread.start = start_and_stay
 try:
     with ended_by_signals():
         Ending()

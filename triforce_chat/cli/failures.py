@@ -7,9 +7,11 @@ import signal
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from threading import Thread
 from types import FrameType
 from typing import IO
 
@@ -19,7 +21,7 @@ from triforce_chat.errors import Interrupted, TriforceError, reason_of
 
 USUAL_COLUMNS = 80  # of a terminal that does not say its size
 SIGNALLED = 128  # a shell's exit code of a process that a signal ended is this plus the signal's number
-AGAIN = 0.02  # seconds until a signal is sent again that interrupted code whose exceptions Python drops
+AGAIN = 0.01  # seconds between two looks whether a signal may be sent again
 
 
 @contextmanager
@@ -99,26 +101,30 @@ def _repeat_signal(
     error = dropped.exc_value
     if isinstance(error, Terminated):
         signal.signal(error.number, _end)
-        _send_soon(error.number)
+        Thread(target=_send_again, args=(error.number,), daemon=True).start()
     elif isinstance(error, KeyboardInterrupt):
-        _send_soon(signal.SIGINT)
+        Thread(target=_send_again, args=(signal.SIGINT,), daemon=True).start()
     else:
         report(dropped)
 
 
-def _send_soon(number: int) -> None:
-    """Send this process a signal when the code that runs now has returned."""
-    timer = threading.Timer(AGAIN, _send, (number,))
-    timer.daemon = True
-    timer.start()
-
-
-def _send(number: int) -> None:
+def _send_again(number: int) -> None:
+    """Send the main thread a signal as soon as it has left ``_repeat_signal``, where its exception would be dropped."""
+    main = threading.main_thread().ident or 0
+    while _is_running(_repeat_signal, main):
+        time.sleep(AGAIN)
     if hasattr(signal, "pthread_kill"):
         # A blocking call of the main thread returns at once only if the signal is that thread's own.
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
+        signal.pthread_kill(main, number)
     else:
         signal.raise_signal(number)
+
+
+def _is_running(function: Callable[..., object], thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _as_known(error: BaseException) -> TriforceError | None:
