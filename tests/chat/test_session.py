@@ -451,7 +451,7 @@ def test_half_a_character_becomes_a_whole_one(loaded: tuple[Engine, LoadedModel]
     euro = session.encode("€")
     session.engine.top = ScriptedDecoder(session.engine, [*euro, END])  # type: ignore[assignment]
     session.set_option("max-tokens", "1")
-    assert session.answer("Why?").text == "\ufffd"
+    assert session.answer("Why?").text == ""
     session.set_option("max-tokens", "9")
     assert tally_of(session.resume()).text == "€"
     assert session.turns[0].answer == "€"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from support.byte_tokenizer import BYTE_VOCABULARY, CHATML, END
 from support.chat_sessions import book
@@ -136,3 +138,20 @@ def test_stored_ids_are_valid_for_their_vocabulary_alone(transcript: Transcript)
     assert transcript.exchanges[0].question == transcript.format.encode("Why?")
     assert transcript.turns[0].tally.token_ids == transcript.format.encode("So.")
     assert stored.turn.tally.token_ids == [7, 8]
+
+
+def test_half_a_character_stays_with_its_answer_but_no_stop_string_does(form: ChatFormat) -> None:
+    tokenizer = copy.deepcopy(form.tokenizer)
+    tokenizer.chat_template = None
+    plain = ChatFormat(tokenizer)
+    (stop,) = plain.stop
+    transcript = Transcript(plain, set(), form.tokenizer.decode)
+    *half, last = plain.encode("ab€")
+    for text, ids, kept in (
+        ("ab", half, half),
+        ("ab€", [*half, last], [*half, last]),
+        ("ab", plain.encode("ab" + stop), plain.encode("ab")),
+        ("", plain.encode("€")[:2], plain.encode("€")[:2]),
+    ):
+        turn = Turn("Why?", text, Tally(text=text, token_ids=ids))
+        assert transcript.unfinished_answer_ids(turn) == kept

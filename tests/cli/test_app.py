@@ -25,7 +25,7 @@ from support.consoles import written
 from support.places import ROOT
 from support.rules import middle_accepts_everything
 from support.schemas import schema_errors
-from support.serving import save_chat_model
+from support.serving import PATIENCE, save_chat_model
 from support.tiny_models import VOCABULARY, mute_special_tokens, save_model
 
 from triforce_chat import __version__
@@ -775,7 +775,7 @@ def test_ctrl_c_in_an_answer_keeps_what_was_said(shelf: Path) -> None:
     with started(shelf, "ask", "a.txt", "Why?", "--max-tokens", 50_000) as process:
         first = process.stdout.read(5)
         process.send_signal(signal.SIGINT)
-        rest, told = process.communicate(timeout=30)
+        rest, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert first.strip()
     assert rest.endswith(b"\n")
@@ -787,7 +787,7 @@ def test_ctrl_c_in_an_answer_in_json_keeps_what_was_said(shelf: Path) -> None:
         while b'"event": "text"' not in process.stdout.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        rest, told = process.communicate(timeout=30)
+        rest, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert b"Traceback" not in told
     last = json.loads(rest.splitlines()[-1])
@@ -800,7 +800,7 @@ def test_ctrl_c_in_a_prefill(shelf: Path) -> None:
         for _ in range(2):
             assert b'"event": "prefilled"' in process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        rest, told = process.communicate(timeout=30)
+        rest, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert b'"event": "text"' not in rest
     assert b"Traceback" not in told
@@ -811,7 +811,7 @@ def test_a_reader_that_has_seen_enough(shelf: Path) -> None:
         assert len(process.stdout.read(10)) == 10
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE) == 0
 
 
 def test_a_terminal_that_wants_only_the_answer(shelf: Path, ask: Ask) -> None:
@@ -837,7 +837,7 @@ def everything(screen: int) -> bytes:
 
 def test_a_real_process_tells_its_exit_code(shelf: Path) -> None:
     with started(shelf, "summarize", "missing.pdf") as process:
-        out, told = process.communicate(timeout=30)
+        out, told = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out, told) == (3, b"", b"error: missing.pdf: no such file\n")
 
 

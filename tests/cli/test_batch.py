@@ -562,10 +562,10 @@ def test_killed_at_any_moment_it_goes_on(shelf: Path, flags: tuple[str, ...]) ->
     assert run("batch", *BOOK[:-2], "--out", "long.jsonl", *flags, *long).code == 0
     chance, seen = random.Random(4), set()
     size = Path("long.jsonl").stat().st_size
-    for kill in range(KILLS):
+    for _ in range(KILLS):
         with started(flags, *long) as process:
             part = size // (KILLS + 1)
-            wait_for(kill * part + chance.randrange(part // 2), process)
+            wait_for(written() + 1 + chance.randrange(part // 2), process)
             time.sleep(chance.random() / 20)
             process.kill()
         seen.add(written())

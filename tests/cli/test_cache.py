@@ -66,7 +66,7 @@ def written() -> None:
     gc.collect()
     for thread in threading.enumerate():
         if thread.name == "kv-writer":
-            thread.join(20)
+            thread.join(60)
 
 
 def listed(run: Run) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def test_a_real_bash_completes_without_torch(tmp_path: Path) -> None:
         [bash, "--norc", "-c", script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)},
     )
     offered, installed = done.stdout.splitlines()

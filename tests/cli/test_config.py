@@ -191,7 +191,7 @@ def test_a_real_process_finds_its_file(tmp_path: Path) -> None:
             [sys.executable, "-m", "triforce_chat", *arguments],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             env={**own, "HOME": str(tmp_path), **environment},
         )
 

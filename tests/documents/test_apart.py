@@ -12,7 +12,7 @@ from pathlib import Path
 ASKS = """
 from triforce_chat.documents import apart, child
 apart._START = "import sys; sys.path = sys.argv[1:]; from triforce_chat.documents import child; import os, time; " \\
-    "child.answer = lambda _: (print(os.getpid(), file=open(%r, 'w'), flush=True), time.sleep(60)); child.main()"
+    "child.answer = lambda _: (print(os.getpid(), file=open(%r, 'w'), flush=True), time.sleep(600)); child.main()"
 apart.parse_apart(b"text", "text", None, False)
 """
 
@@ -23,7 +23,7 @@ def test_the_parser_dies_with_its_parent(tmp_path: Path) -> None:
     parser = int(until_told(told))
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while alive(parser):
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -116,10 +116,10 @@ def test_bombs_are_refused_before_they_are_read() -> None:
     chapter = b"<p>" + b"a" * (48 << 20)
     data = epub({f"{n}.html": chapter for n in range(3)})
     assert len(data) < 1 << 20
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(DocumentError, match="unpacks to more than 128 MiB"):
         opened(data)
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_the_limit_is_one_of_text_not_of_markup() -> None:

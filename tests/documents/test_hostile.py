@@ -6,6 +6,7 @@ TRIFORCE_CHAT_DOCUMENTS=3000 damages so many instead of a few, and reads every h
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -70,12 +71,16 @@ def refused(data: bytes, path: Path) -> str:
 
 @pytest.mark.usefixtures("impatient")
 def test_time_has_a_limit(tmp_path: Path) -> None:
-    began = time.monotonic()
-    assert "not read within" in refused(
-        hostile_documents.repeated_page(50_000, hostile_documents.stream(hostile_documents.TEXT * 99)),
-        tmp_path / "a.pdf",
-    )
-    assert time.monotonic() - began < 15
+    data = hostile_documents.repeated_page(50_000, hostile_documents.stream(hostile_documents.TEXT * 99))
+    before = spent_by_children()
+    assert "not read within" in refused(data, tmp_path / "a.pdf")
+    assert spent_by_children() - before < 2 * apart.patience("PDF", len(data))
+
+
+def spent_by_children() -> float:
+    """Seconds of processor time of all processes that this one started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def test_memory_has_a_limit(tmp_path: Path) -> None:
@@ -134,7 +139,7 @@ def test_one_endless_page_does_not_cost_the_others() -> None:
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(
-        command, input=hostile_documents.pdf({2: kids, **slow}), capture_output=True, timeout=60, check=True
+        command, input=hostile_documents.pdf({2: kids, **slow}), capture_output=True, timeout=180, check=True
     )
     assert done.stdout.decode().strip() == "['A ship.\\n', '', 'A ship.\\n'] (2,)"
 
@@ -142,7 +147,7 @@ def test_one_endless_page_does_not_cost_the_others() -> None:
 def test_ctrl_c_ends_the_reading(tmp_path: Path) -> None:
     path = tmp_path / "slow.pdf"
     path.write_bytes(
-        hostile_documents.repeated_page(50_000, hostile_documents.stream(hostile_documents.TEXT * 99))
+        hostile_documents.repeated_page(200_000, hostile_documents.stream(hostile_documents.TEXT * 99))
     )
     code = "from triforce_chat.cli.app import main; main()"
     command = [sys.executable, "-c", code, "ask", str(path), "What?"]
@@ -151,9 +156,7 @@ def test_ctrl_c_ends_the_reading(tmp_path: Path) -> None:
     )
     assert reading(process.pid), "the document is read in a process of its own"
     os.killpg(process.pid, signal.SIGINT)
-    began = time.monotonic()
-    out, error = process.communicate(timeout=20)
-    assert time.monotonic() - began < 5
+    out, error = process.communicate(timeout=20)  # the reading itself would take longer
     assert (process.returncode, out, error) == (130, "", "error: interrupted\n")
     assert not any(state != "Z" and group == process.pid for state, _, group, *_ in processes())
 
@@ -168,7 +171,8 @@ def processes() -> Iterator[tuple[str, int, int, int]]:
 
 def reading(parent: int) -> bool:
     """Wait until a process below this one, of the same group, has begun to work."""
-    for _ in range(200):
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
         time.sleep(0.05)
         if any(
             group == parent and above != os.getpid() and spent > 30 for _, above, group, spent in processes()

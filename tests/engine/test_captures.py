@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.caches import buffer_of
 from support.emulated_graphs import captured_pair, emulate, prefill_in_chunks
 from support.labs import SMALL_BUDGET, spell
 
@@ -28,7 +29,7 @@ from triforce_chat.engine.sampling.executor import FEW_SIZES, GraphExecutor
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.stack_specs import STACKS
-from triforce_chat.engine.speculation.stacks import StackOptions
+from triforce_chat.engine.speculation.stacks import StackOptions, largest_forward
 from triforce_chat.engine.speculation.tree_plan import TreeOptions, TreePlan
 from triforce_chat.storage.kv.cache_directory import CacheDirectory
 from triforce_chat.storage.kv.disk_cache import KVDiskCache
@@ -169,3 +170,40 @@ def test_nor_after_a_kept_book(pair: Pair, where: str, tmp_path: Path) -> None:
     prepare(second, PROMPT, WARM)
     with nothing_captured(second):
         converse(second, WARM)
+
+
+@pytest.mark.parametrize("where", STORES)
+@pytest.mark.parametrize(
+    ("stack", "options"),
+    [
+        ("auto", {}),
+        ("triforce", {}),
+        ("triforce-int4", {}),
+        ("triforce", {"gamma": 20}),
+        ("triforce", {"gamma": 15, "draft_gamma": 20}),
+        ("triforce", {"draft_gamma": 20}),
+        ("triforce", {"tree": TreeOptions("sequoia", 64, 20)}),
+        ("triforce", {"tree": TreeOptions("specinfer", 40, 8)}),
+        ("triforce", {"tree": TreeOptions("auto")}),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "-".join(map(str, given)) or "usual",
+)
+def test_the_largest_forward_is_known_before_a_stack_is_built(
+    pair: Pair, stack: str, options: dict[str, Any], where: str
+) -> None:
+    """By which its kernels are compiled ahead, while weights are loaded."""
+    engine = engine_of(pair, stack, STORES[where], **options)
+    prepare(engine, PROMPT, WARM)
+    target = engine.target
+    rows = {
+        size for runner in (target, target.quantized) for made in runner.graphs.made.values() for size in made
+    }
+    assert max(rows) <= largest_forward(engine.options)
+
+
+def test_a_level_with_trees_of_one_shape_drafts_no_chains(pair: Pair) -> None:
+    """The target is asked about as many tokens as a path has, not as the whole tree."""
+    engine = engine_of(pair, "triforce", tree=TreeOptions("specinfer", 40, 8))
+    prepare(engine, PROMPT, WARM)
+    made = engine.target.graphs.made[buffer_of(engine.full)]
+    assert max(made) == 20  # 15 tokens, the one after them, and half a path

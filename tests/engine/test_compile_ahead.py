@@ -62,6 +62,10 @@ def test_no_kernel_waits_for_a_slow_one_that_another_process_compiles(found: dic
     assert processes[-1] not in processes[:-1]
 
 
+def test_what_cannot_be_compiled_keeps_nothing_else_from_it(found: dict[str, Any]) -> None:
+    assert found["others"] == [2, 3, 4, 5]
+
+
 def test_lookups_are_compiled_for_all_numbers_of_tokens_that_levels_draft() -> None:
     assert (MOST_DRAFT_GAMMA, MOST_GAMMA, STREAMED_GAMMA) == LOOKED_UP
 

@@ -26,7 +26,7 @@ from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Verified
 from triforce_chat.engine.exactness import tokens_of
-from triforce_chat.engine.forward.attention import causal_attention, folded_attention
+from triforce_chat.engine.forward.attention import causal_attention, folded_attention, read_attention
 from triforce_chat.engine.forward.attention_backend import (
     FLASH_ATTN,
     NAMED,
@@ -123,6 +123,21 @@ def test_many_tokens_attend_as_few_do(
     exact = KVView(view.keys.float().cpu(), view.values.float().cpu(), length)
     expected = folded_attention(query.float().cpu(), exact, 0.125)
     assert torch.allclose(causal_attention(query, view, 0.125).float().cpu(), expected, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "n", "length"),
+    [(9, 3, 1, 4097), (9, 3, 2, 1000), (4, 4, 1, 700), (4, 4, 5, 5), (8, 1, 16, 1000), (32, 8, 7, 4097)],
+)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 5e-3)])
+def test_few_tokens_see_all_up_to_themselves_where_nothing_is_captured(
+    heads: int, kv_heads: int, n: int, length: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    """As over keys in host memory, where they take the kernel of many."""
+    query, view = view_on("cuda", dtype, heads, kv_heads, n, length)
+    exact = KVView(view.keys.float().cpu(), view.values.float().cpu(), length)
+    expected = folded_attention(query.float().cpu(), exact, 0.125)
+    assert torch.allclose(read_attention(query, view, 0.125).float().cpu(), expected, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

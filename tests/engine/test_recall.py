@@ -29,7 +29,7 @@ PROMPT = [int(token) for token in torch.randint(1, 48, (300,), generator=torch.G
 CHUNK = 16
 WHOLE = len(PROMPT) // CHUNK * CHUNK  # tokens in complete chunks
 SLOW = 4  # the first chunks, whose loading takes a while
-PATIENCE = 20  # seconds
+PATIENCE = 60  # seconds
 
 
 @pytest.fixture(params=DEVICES)

@@ -147,13 +147,29 @@ def test_what_looked_like_a_stop_string_is_shown_after_all(lab: Lab) -> None:
         assert reason(result) == "length"
 
 
-def test_half_a_character_at_the_limit_is_shown_as_broken(lab: Lab) -> None:
-    engine, prompt = lab.engine(), lab.text(20)
-    euros = "€€€€".encode()
-    engine.decode = lambda ids: euros[: len(ids)].decode(errors="replace")  # one byte per token
-    result = tally(engine, Request(prompt, 2))
-    assert result.text == "\ufffd"
-    assert tally(engine, Request(prompt, 3)).text == "€"
+def writing(lab: Lab, text: bytes) -> Engine:
+    """An engine that writes one byte of this text per token."""
+    engine = lab.engine()
+    engine.decode = lambda ids: text[: len(ids)].decode(errors="replace")
+    return engine
+
+
+def test_half_a_character_at_the_limit_is_not_shown_until_it_is_whole(lab: Lab) -> None:
+    engine, prompt = writing(lab, "a€€€".encode()), lab.text(20)
+    half = tally(engine, Request(prompt, 3))
+    assert (half.text, len(half.token_ids), reason(half)) == ("a", 3, "length")
+    assert tally(engine, Request(prompt, 4)).text == "a€"
+    rest = engine.answer(Request(prompt, 3, generated=half.token_ids))
+    assert "".join(event.text for event in rest if isinstance(event, Text)) == "€"
+
+
+def test_half_a_character_at_the_end_that_the_model_chose_is_shown(lab: Lab) -> None:
+    prompt = lab.text(20)
+    engine, (first, second) = writing(lab, "€".encode()), lab.greedy(prompt, 2)
+    assert second != first
+    engine.eos_ids = frozenset({second})
+    ended = tally(engine, Request(prompt, 6))
+    assert (ended.text, reason(ended)) == ("\ufffd", "stop")
 
 
 @pytest.mark.parametrize("stack", STACKS)

@@ -321,7 +321,7 @@ def test_captured_trees_follow_what_is_learnt(pair: tuple[Runner, Runner]) -> No
         engine.prepare(request)
         assert tally(engine, request).token_ids == tokens_of(captured(pair, "autoregressive", None), request)
     assert trees.verifications > 64
-    assert trees.graphs.kept.made
+    assert trees.graphs.captured.made
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -338,7 +338,7 @@ def test_what_trees_need_is_captured_before_the_answer(
 
     def made() -> list[set[Any]]:
         """Captured drafts, forwards and verifications of trees."""
-        drafts = {key for key, each in trees.graphs.kept.made.items() if each.graph.captured}
+        drafts = {key for key, each in trees.graphs.captured.made.items() if each.graph.captured}
         forwards = {(id(owner), n) for owner, sizes in pair[0].graphs.branching.items() for n in sizes}
         verdicts = {(key, n) for key, sizes in executor.made.items() if key[-1][1] for n in sizes}  # type: ignore[index]
         return [drafts, forwards, verdicts]

@@ -69,7 +69,7 @@ def test_the_first_start_of_a_prepared_model_is_like_any(tmp_path: Path, dtype: 
 def imported(model: Path, draft: Path, dtype: str) -> set[str]:
     """All modules that a process which answers ends with."""
     command = [sys.executable, "-c", ANSWER, str(model), str(draft), dtype]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 

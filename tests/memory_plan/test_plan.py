@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from support import emulated_graphs
 from support.caches import buffer_of
 from support.labs import ARCHITECTURES, Lab, random_model
 from torch import nn
@@ -30,6 +31,7 @@ from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.forward.streamed_weights import StreamedWeights
 from triforce_chat.engine.gathered import Gathered
 from triforce_chat.engine.prefix_cache import PREFILL_CHUNK
+from triforce_chat.engine.sampling.executor import GraphExecutor
 from triforce_chat.engine.speculation import stacks
 from triforce_chat.engine.speculation.stack_specs import LARGEST_STREAMED, STACKS
 from triforce_chat.engine.speculation.stacks import StackOptions
@@ -294,6 +296,44 @@ def test_sequences_of_a_batch_take_what_was_planned(
     ]
     kept = bytes_of(*(part for each in beside for part in (each.keys, each.values)))
     assert kept == (kv_bytes(origin.full) if shared else 0)
+
+
+@pytest.mark.parametrize(
+    ("stack", "sequences", "shared"),
+    [("naive", 8, 0), ("auto", 8, 0), ("triforce", 8, 0), ("triforce", 16, 512)],
+)
+def test_graphs_that_verify_chains_are_planned_for_each_sequence(
+    monkeypatch: pytest.MonkeyPatch, stack: str, sequences: int, shared: int
+) -> None:
+    emulated_graphs.emulate(monkeypatch)
+    target, draft = emulated_graphs.captured_pair("cpu", monkeypatch)
+    options = StackOptions(stack)
+    origin = Engine(target, 1024, TextCodec(str), draft, options)
+    origin.give_way(shared)
+    origin.executor = graphs = GraphExecutor()
+    for _ in origin.prefill(shared * [1]) if shared else ():
+        pass
+    requests = [Request(900 * [1], 100)] * sequences
+    for prepare in Places.of(origin, requests, sequences, shared=shared).preparations(requests[:1]):
+        prepare()
+    taken = sum(each.nbytes for sizes in graphs.made.values() for each in sizes.values())
+    own, small = description(target.model), description(draft.model)
+    alone = workload_of(own, small, 1024, options, GPU, torch.float32)
+    made = of_several(alone, options, sequences, apart=not shared)
+    row = target.vocabulary * (4 + 4 + 4)
+    assert 0.7 < taken / (made.layout.graph_rows * row) < 1
+    assert made.layout.graph_rows > alone.layout.graph_rows
+    assert made.activations - alone.activations == (made.layout.graph_rows - alone.layout.graph_rows) * row
+
+
+def test_sequences_without_drafts_verify_one_row_each() -> None:
+    own = Description("m", published.LLAMA_2_7B, 4096, {})
+    for stack in ("auto", "autoregressive"):
+        options = StackOptions(stack)
+        made = workload_of(own, None, 4096, options, GPU, torch.bfloat16)
+        assert of_several(made, options, 400, apart=True).layout.graph_rows == 400
+        on_cpu = workload_of(own, None, 4096, options, CPU, torch.float32)
+        assert of_several(on_cpu, options, 400, apart=True).layout.graph_rows == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

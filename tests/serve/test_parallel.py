@@ -27,6 +27,7 @@ from triforce_chat.serve.adapter import SessionAdapter
 from triforce_chat.serve.app import ServedModel
 from triforce_chat.serve.engines import ForkedEngines
 from triforce_chat.serve.server import lender
+from triforce_chat.serve.worker import Job
 from triforce_chat.settings.settings import STACKS, Settings
 
 WIDTH = 3
@@ -168,16 +169,15 @@ def test_a_long_prompt_is_read_in_pieces_between_the_tokens_of_others(
     with complete(client, "Long?", max_tokens=3000, stream=True, extra_body={"speculation": "off"}):
         until(lambda: server.serves("Long?"))
         (long,) = [job for job in server.worker.running.values() if job.request.question == "Long?"]
-        with complete(client, question, max_tokens=4, stream=True, system="Another beginning.") as reading:
-            until(lambda: server.serves(question))
-            (job,) = [each for each in server.worker.running.values() if each.request.question == question]
-            post = job.post
+        post = Job.post
 
-            def counted(event: ChatEvent) -> None:
+        def counted(job: Job, event: ChatEvent) -> None:
+            if job.request.question == question:
                 said.append(len(long.tally.token_ids))
-                post(event)
+            post(job, event)
 
-            job.post = counted  # type: ignore[method-assign]
+        monkeypatch.setattr(Job, "post", counted)
+        with complete(client, question, max_tokens=4, stream=True, system="Another beginning.") as reading:
             text = "".join(chunk.choices[0].delta.content or "" for chunk in reading)
     assert text == answer(alone, {"question": question, "max_tokens": 4, "system": "Another beginning."})[0]
     assert len(said) > 20
@@ -285,7 +285,15 @@ def test_the_event_loop_is_woken_once_for_all_answers(
         texts.extend(each for _, item in items if isinstance(item, list) for each in item)
         hand_over(items)
 
-    hand_over = worker_module.hand_over
+    def together() -> bool:
+        """After at most one step of the first, wait until all have asked."""
+        until(lambda: met or len(worker.running) + len(worker.queue) == WIDTH)
+        met.append(True)
+        return admit()
+
+    worker, hand_over, met = server.worker, worker_module.hand_over, list[bool]()
+    admit = worker._admit
+    monkeypatch.setattr(worker, "_admit", together)
     monkeypatch.setattr(worker_module, "hand_over", counted)
     at_once(server.client(), [{"question": f"{i}?", "max_tokens": 60} for i in range(WIDTH)])
     until(lambda: not server.worker.running)

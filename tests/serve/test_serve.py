@@ -269,7 +269,7 @@ def test_a_client_that_disconnects_from_a_stream_frees_the_engine(
         if chunk.choices[0].delta.content:
             break
     stream.close()
-    until(lambda: server.jobs[-1].request.question == LEAVING)
+    until(lambda: [job.request.question for job in server.jobs][-1:] == [LEAVING])
     assert server.jobs[-1].cancelled
     assert len(server.jobs[-1].tally.token_ids) < 100
     assert complete(client, "Who lit it?").usage.prompt_tokens_details.cached_tokens > len(BOOK)

@@ -13,6 +13,7 @@ from typing import Any
 from triforce_chat.batch.lines import Answered, Answering, Line
 from triforce_chat.engine.events import Text
 from triforce_chat.errors import ModelError
+from triforce_chat.ui.batch_progress import BatchView
 from triforce_chat.ui.terminal import Screen
 
 HEAD = b'{"id":'
@@ -37,6 +38,21 @@ class Toy:
 
 def toys(groups: int, each: int) -> list[Toy]:
     return [Toy(f"{group}-{number}", f"book {group}") for group in range(groups) for number in range(each)]
+
+
+class Overslept(BatchView):
+    """Counts, and has a clock for the driver by which the first line takes a hundred seconds and no other any."""
+
+    def __init__(self, lines: Sequence[Toy]) -> None:
+        self.now = 0.0
+        super().__init__([line.name for line in lines], True, self.clock)
+
+    def clock(self) -> float:
+        return self.now
+
+    def begin(self, worker: int, name: str) -> None:
+        super().begin(worker, name)
+        self.now = 100.0
 
 
 @dataclass(frozen=True)
@@ -66,13 +82,26 @@ def load_wide(screen: Screen) -> tuple[ToyAnswerer, float]:  # noqa: ARG001
 
 
 def mishap(line: Line) -> None:
-    """What the line is named for: "die" ends the process, "once" the first one only, "sleep" and "slow" take time."""
+    """What the line is named for.
+
+    "die" ends the process, "once" the first one only, "sleep" and "slow" take time, and "meet3" waits until three
+    processes, ended ones included, have come to such a line.
+    """
     if line.id.startswith("die") or (line.id.startswith("once") and first_time(line.id)):
         os.kill(os.getpid(), signal.SIGKILL)
     if line.id.startswith("sleep"):
         time.sleep(600)
     if line.id.startswith("slow"):
         time.sleep(0.3)
+    if line.id.startswith("meet"):
+        meet(int(line.id.removeprefix("meet")[0]))
+
+
+def meet(number: int) -> None:
+    """Wait for that many processes; the test's folder is the current one."""
+    Path(f"{os.getpid()}.here").touch()
+    while len([*Path().glob("*.here")]) < number:
+        time.sleep(0.01)
 
 
 def first_time(name: str) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from support.toys import Stateless, ToyCache
+from triforce_chat.engine.engine import Engine
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.speculation.cost_model import Clock
 from triforce_chat.engine.speculation.planner import Planner
@@ -27,6 +29,27 @@ class FakeClock(Clock):
 
     def now(self) -> float:
         return self.seconds
+
+
+class Jumpy(FakeClock):
+    """Every look at it takes an arbitrary time."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.luck = random.Random(seed)
+
+    def now(self) -> float:
+        self.seconds += 10 ** self.luck.uniform(-5, 1)
+        return self.seconds
+
+
+def set_clocks(engine: Engine, seed: int) -> None:
+    """Give each level of the engine such a clock, so that its plans are the same on every machine."""
+    level: Any = engine.top
+    while isinstance(level, Speculative):
+        level.clock = Jumpy(seed)
+        arms = level.planner.arms
+        level = arms[0].drafter if arms else None
 
 
 @dataclass

@@ -47,6 +47,10 @@ class SeenTerminal(Terminal):
         for text in texts:
             self._wait(partial(self._shows, text), text)
 
+    def see_row(self, text: str) -> None:
+        """Wait until a row of the screen is exactly this text."""
+        self._wait(lambda: text in self.rows, text)
+
     def see_cursor(self) -> None:
         """Wait until the cursor is visible."""
         self._wait(lambda: not self._screen.cursor.hidden, "the cursor")

@@ -17,7 +17,7 @@ from triforce_chat.engine.speculation.lookup import ORDERS, PRIOR, NgramLookup
 from triforce_chat.engine.speculation.plan import Plan
 from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.rounds_ahead import several
-from triforce_chat.engine.speculation.speculative import kept
+from triforce_chat.engine.speculation.speculative import remaining
 from triforce_chat.engine.speculation.stacks import MOST_DRAFT_GAMMA, MOST_GAMMA
 
 HISTORY = 100_000  # tokens
@@ -228,7 +228,7 @@ class Hierarchy:
         return made, self.clock - began, accepted
 
     def _several(self, n: int) -> tuple[int, int]:
-        """(tokens made, most that are kept) by rounds that do not wait for one another."""
+        """(tokens made, most that remain) by rounds that do not wait for one another."""
         plan, place, lessons = several(self.middle, n, HISTORY + self.at), self.at, []
         for _ in range(plan.rounds):
             match = self._matched(self.middle, place)
@@ -242,7 +242,7 @@ class Hierarchy:
         for match, accepted, drafting, verifying, where in lessons:
             self.middle.learn_unwaited(plan, match, accepted, drafting, verifying)
             self._learn_match(self.middle, where, match, accepted + 1)
-        return place - self.at, kept(plan, n)
+        return place - self.at, remaining(plan, n)
 
     def _one_by_one(self, n: int) -> int:
         place = self.at

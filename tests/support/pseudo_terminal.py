@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -38,6 +39,7 @@ class Terminal:
         environ: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.written = ""  # everything, escape codes included
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
         self._terminal, inside = pty.openpty()
         self._taken = 0  # characters that ``until`` has returned, escape codes left out
         self.resize(*size)
@@ -71,7 +73,8 @@ class Terminal:
         end = time.monotonic() + seconds
         while missing := [text for text in texts if text not in self._fresh]:
             assert time.monotonic() < end, f"{missing} did not come: {self._fresh[-2000:]!r}"
-            assert self._read(0.1) or self._process.poll() is None, f"it ended: {self._fresh[-2000:]!r}"
+            has_ended = self._process.poll() is not None  # asked first: what it wrote last can still be read
+            assert self._read(0.1) or not has_ended, f"it ended: {self._fresh[-2000:]!r}"
         end_of_last = max(self._fresh.find(text) + len(text) for text in texts)
         found = self._fresh[:end_of_last]
         self._taken += end_of_last
@@ -118,8 +121,8 @@ class Terminal:
         if not select.select([self._terminal], [], [], seconds)[0]:
             return False
         try:
-            piece = os.read(self._terminal, 65536).decode(errors="replace")
+            piece = os.read(self._terminal, 65536)
         except OSError:  # Linux says so when the last process has closed the terminal
             return False
-        self.written += piece
+        self.written += self._decoder.decode(piece)
         return bool(piece)

@@ -66,7 +66,7 @@ class Seen:
 
 
 def run(url: str, clients: int, seconds: float, longest: int, seed: int = 0, leaves: float = LEAVES) -> Seen:
-    """Let ``clients`` ask one question after the other for so many seconds."""
+    """Let ``clients`` ask one question after the other for so many seconds, and until some have stayed and left."""
     seen, began = Seen(), time.monotonic()
     end = began + seconds
     with ThreadPoolExecutor(clients) as pool:
@@ -84,7 +84,7 @@ def client(url: str, seen: Seen, end: float, longest: int, seed: int, leaves: fl
     with openai.OpenAI(
         base_url=url, api_key="any", max_retries=0, timeout=600.0, http_client=plain
     ) as asking:
-        while time.monotonic() < end:
+        while time.monotonic() < end or not (seen.texts and (seen.left or not leaves)):
             question, most = drawn.choice(QUESTIONS), max(2, longest // 2 ** drawn.randrange(4))
             stay = most if drawn.random() >= leaves else drawn.randrange(most)
             try:

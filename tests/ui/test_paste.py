@@ -19,7 +19,7 @@ from support.fakes import ScriptedConversation
 from triforce_chat.documents import Document
 from triforce_chat.ui import repl as repl_module
 from triforce_chat.ui.notify import notify
-from triforce_chat.ui.paste import MOST_LINES, Pastes
+from triforce_chat.ui.paste import MOST_CHARACTERS, MOST_LINES, Pastes
 from triforce_chat.ui.prompt import SlashCompleter
 from triforce_chat.ui.repl import FIRST_HINTS, Labels, Preferences, Repl
 from triforce_chat.ui.terminal import Screen
@@ -53,10 +53,18 @@ def chatting(
     return repl, conversation.questions, written(out)
 
 
+def test_a_long_line_is_folded() -> None:
+    pastes, text = Pastes(), "word " * 20_000
+    mark = pastes.fold(text)
+    assert mark == "[paste 1: 100,000 characters]"
+    assert pastes.unfold(f"What is {mark}?") == f"What is {text}?"
+
+
 def test_a_long_paste_is_folded() -> None:
     pastes = Pastes()
     short = "\n".join("x" * MOST_LINES)
     assert pastes.fold(short) == short
+    assert pastes.fold("x" * MOST_CHARACTERS) == "x" * MOST_CHARACTERS
     mark = pastes.fold(LONG.replace("\n", "\r\n"))
     assert mark == f"[paste 1: {MOST_LINES + 1} lines]"
     assert pastes.unfold(f"Look: {mark}!") == f"Look: {LONG}!"

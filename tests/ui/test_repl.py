@@ -86,6 +86,20 @@ def test_idle_ctrl_c_gives_a_hint() -> None:
     assert chat.said == "fine\n"
 
 
+def test_ctrl_c_between_the_prompt_and_the_answer_does_not_end_the_chat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chat = Chat("fine")
+
+    def interrupted(_text: str) -> str:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat.repl._pastes, "unfold", interrupted)
+    assert chat.type(f"never asked\rstill here?\r{CTRL_D}") == 0
+    assert chat.conversation.questions == ["still here?"]
+
+
 def test_exit() -> None:
     chat = Chat()
     assert chat.type("/exit\rnever\r") == 0
@@ -213,12 +227,13 @@ def test_a_narrow_toolbar_still_tells_how_much_of_the_context_is_used(
 
 
 @pytest.fixture
-def on_terminal() -> Iterator[Callable[[float], Terminal]]:
-    """The demonstration chat on a real (pseudo) terminal."""
+def on_terminal(tmp_path: Path) -> Iterator[Callable[[float], Terminal]]:
+    """The demonstration chat on a real (pseudo) terminal, whose answers come to a text and not to their end."""
     started: list[Terminal] = []
+    held = {"HELD_AT": "The captain", "GO_ON": str(tmp_path / "never")}
 
     def start(pause: float) -> Terminal:
-        started.append(Terminal(SUPPORT / "ui_demo.py", pause))
+        started.append(Terminal(SUPPORT / "ui_demo.py", pause, environ=held))
         return started[-1]
 
     yield start
@@ -250,10 +265,10 @@ def test_a_chat_on_a_terminal(on_terminal: Callable[[float], Terminal]) -> None:
 
 
 def test_the_second_ctrl_c_leaves(on_terminal: Callable[[float], Terminal]) -> None:
-    terminal = on_terminal(1.5)  # the engine does not reach its next event in time
+    terminal = on_terminal(600)  # the engine does not reach its next event
     terminal.until(">")
     terminal.send("hello\r")
-    terminal.until("context")
+    terminal.until("reading the first piece")
     terminal.send(CTRL_C)
     terminal.until("stopping")
     terminal.send(CTRL_C)

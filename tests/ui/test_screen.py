@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from support.emulated_screen import SeenTerminal, shell
@@ -15,6 +16,7 @@ from triforce_chat.ui.repl import HINT
 
 CTRL_Z = "\x1a"
 DEMO = SUPPORT / "ui_demo.py"
+HELD_AT = "names the harbour."
 SENTENCES = (
     "What the book says",
     "The captain never names the harbour.",
@@ -40,15 +42,20 @@ def opened() -> Iterator[Callable[..., SeenTerminal]]:
         terminal.kill()
 
 
-def test_an_answer_survives_a_narrower_and_a_wider_window(opened: Callable[..., SeenTerminal]) -> None:
-    person = opened(SeenTerminal(DEMO, 0.03))
+def test_an_answer_survives_a_narrower_and_a_wider_window(
+    opened: Callable[..., SeenTerminal], tmp_path: Path
+) -> None:
+    held = {"HELD_AT": "The first chapter has the ship.", "GO_ON": str(tmp_path / "go-on")}
+    person = opened(SeenTerminal(DEMO, 0.03, environ=held))
     person.see("/help shows the commands")
     person.send(f"Why?{ENTER}")
     person.see("never names the harbour")
     person.change_size(50, 40)
+    person.see_row("The captain never names the harbour. He says it")
     person.see("The first chapter has the ship.")
     at_fifty = [*person.rows]
     person.change_size(120, 40)
+    (tmp_path / "go-on").touch()
     person.see("172 tokens")
     person.see(*SENTENCES)
     assert "The captain never names the harbour. He says it" in at_fifty
@@ -59,8 +66,8 @@ def test_an_answer_survives_a_narrower_and_a_wider_window(opened: Callable[..., 
     person.see_cursor()
 
 
-def test_an_answer_is_drawn_again_after_fg(opened: Callable[..., SeenTerminal]) -> None:
-    person = opened(shell(SUPPORT.parent))
+def test_an_answer_is_drawn_again_after_fg(opened: Callable[..., SeenTerminal], tmp_path: Path) -> None:
+    person = opened(shell(SUPPORT.parent, HELD_AT=HELD_AT, GO_ON=str(tmp_path / "go-on")))
     person.see("shell>")
     person.send(f"{sys.executable} {DEMO} 0.03{ENTER}")
     person.see("/help shows the commands")
@@ -72,6 +79,7 @@ def test_an_answer_is_drawn_again_after_fg(opened: Callable[..., SeenTerminal]) 
     assert not any("╭" in row for row in person.rows)
     person.send(f"echo typ''ed{ENTER}")
     person.see("typed")
+    (tmp_path / "go-on").touch()
     person.send(f"fg{ENTER}")
     person.see("172 tokens", *SENTENCES)
     for sentence in SENTENCES:
@@ -95,9 +103,9 @@ def test_ctrl_z_at_the_prompt_suspends(opened: Callable[..., SeenTerminal]) -> N
 @pytest.mark.parametrize("busy", [True, False])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_every_signal_leaves_a_usable_terminal(
-    opened: Callable[..., SeenTerminal], number: signal.Signals, busy: bool
+    opened: Callable[..., SeenTerminal], number: signal.Signals, busy: bool, tmp_path: Path
 ) -> None:
-    person = opened(shell(SUPPORT.parent))
+    person = opened(shell(SUPPORT.parent, HELD_AT=HELD_AT, GO_ON=str(tmp_path / "never")))
     person.see("shell>")
     person.send(f"{sys.executable} {DEMO} 0.03; echo code $?; stty -a{ENTER}")
     person.see("Ctrl-D exits >")

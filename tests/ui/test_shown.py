@@ -30,8 +30,8 @@ from triforce_chat.ui.loading import loading
 from triforce_chat.ui.repl import Labels, Repl
 from triforce_chat.ui.terminal import Detail, Screen
 
-# What Rich itself writes on a terminal without colours; HOSTILE holds none of these.
-OWN = re.compile(r"\x1b\[(?:1A|2K|\?25[lh])|\r")
+# What Rich and the live region write on a terminal without colours; HOSTILE holds none of these.
+OWN = re.compile(r"\x1b\[(?:1A|2K|\?(?:7|25)[lh])|\r")
 FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 SEQUENCES = (
     *("\x1b]52;c;cm0gLXJm\x07", "\x1b]0;title\x1b\\", "\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "\x1b[2J"),

@@ -4,6 +4,7 @@ import io
 from contextlib import suppress
 from itertools import count
 
+import pyte
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,6 +119,24 @@ def test_redrawing_some_lines_leaves_the_whole_frame_on_the_screen(width: int) -
             assert shown[0] == "> question"
             assert shown[-len(frame) :] == frame
             assert sum("a title" in line for line in shown) == 1
+
+
+@pytest.mark.parametrize("width", [22, 24, 30])
+def test_characters_wider_than_rich_counts_them_leave_no_line_twice(width: int) -> None:
+    """On terminals that draw a family as its members and a flag as its letters."""
+    console, screen = terminal(width, 40), pyte.Screen(width, 40)
+    stream, shown = pyte.Stream(screen), 0
+    with by_hand(MarkdownTail(console, Counting()), 1000.0) as tail:
+        for (
+            char
+        ) in "families 👨‍👩‍👧‍👦 👨‍👩‍👧‍👦 👨‍👩‍👧‍👦 and flags 🇩🇪 🇫🇷 🇮🇹 of all of them and what else there is":
+            tail.write(char)
+            tail._region.refresh()
+            output = written(console)
+            stream.feed(output[shown:].replace("\n", "\r\n"))
+            shown = len(output)
+            assert sum("a title" in row for row in screen.display) == 1
+            assert sum("famil" in row for row in screen.display) == ("famil" in tail._blocks.tail)
 
 
 def test_a_slow_link_gets_few_bytes() -> None:

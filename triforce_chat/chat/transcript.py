@@ -14,7 +14,7 @@ from triforce_chat.chat.sources import PageWeights
 from triforce_chat.chat.template import ChatFormat, Message
 from triforce_chat.chat.thinking import split_thought
 from triforce_chat.documents import Document
-from triforce_chat.engine.detokenizer import AnswerText, Thinking, ThoughtText
+from triforce_chat.engine.detokenizer import AnswerText, Thinking, ThoughtText, whole_characters
 from triforce_chat.engine.prefix_store import DocumentSpan
 from triforce_chat.errors import UsageError
 from triforce_chat.prompts import prompt
@@ -277,9 +277,14 @@ class Transcript:
     def _without_end(self, turn: Turn, ids: list[int]) -> list[int]:
         if ids and ids[-1] in self.eos_ids:
             return self.format.without_structural(ids[:-1])
-        while self.format.stop and ids and len(self.decode(ids[:-1])) >= len(turn.answer):
+        while self.format.stop and ids and self._goes_past(turn.answer, ids):
             ids.pop()
         return self.format.without_structural(ids)
+
+    def _goes_past(self, answer: str, ids: Sequence[int]) -> bool:
+        """Whether the last token begins after the answer's text. The first bytes of a character are no text yet."""
+        begins, ends = len(self.decode(ids[:-1])), len(whole_characters(self.decode(ids)))
+        return begins >= len(answer) and ends > len(answer)
 
     def unfinished_answer_ids(self, turn: Turn) -> list[int]:
         """The tokens of an answer that was stopped or cut. Raises UsageError if it is complete."""

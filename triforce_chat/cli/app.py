@@ -28,6 +28,7 @@ from triforce_chat.cli import (
     tune,
     verify,
 )
+from triforce_chat.cli.closed_streams import replace_closed_streams
 from triforce_chat.cli.options import App, command
 from triforce_chat.settings.umask import keep_private
 
@@ -63,7 +64,7 @@ app.add_typer(train.app, name="train")
 def print_version(wanted: bool) -> None:
     """Print the version and exit, if that is wanted."""
     if wanted:
-        print(f"triforce-chat {__version__}")
+        print(f"triforce-chat {__version__}", flush=True)
         raise typer.Exit
 
 
@@ -83,6 +84,7 @@ def main() -> None:
     # soon as another process wants a core. This count bridges the gaps between two operators and no more.
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     keep_private()
+    replace_closed_streams()
     leave = FastExit()
     # Registered before torch and others are imported, so that it is called after all of their handlers.
     atexit.register(leave)

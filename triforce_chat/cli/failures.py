@@ -17,7 +17,7 @@ from typing import IO
 
 import typer
 
-from triforce_chat.errors import Interrupted, TriforceError, reason_of
+from triforce_chat.errors import Interrupted, RankLost, TriforceError, reason_of
 
 USUAL_COLUMNS = 80  # of a terminal that does not say its size
 SIGNALLED = 128  # a shell's exit code of a process that a signal ended is this plus the signal's number
@@ -30,6 +30,8 @@ def failures(debug: bool) -> Iterator[None]:
     try:
         with ended_by_signals():
             yield
+    except typer.Exit:  # a RuntimeError, but none that says what failed
+        raise
     except BrokenPipeError:  # the reader of a pipe has closed it
         write_nowhere()
         raise typer.Exit(0) from None
@@ -37,7 +39,8 @@ def failures(debug: bool) -> Iterator[None]:
         known = _as_known(error)
         if debug or known is None:
             raise
-        print_error(str(known))
+        if not isinstance(known, RankLost) or known.tell():
+            print_error(str(known))
         raise typer.Exit(known.exit_code) from None
 
 
@@ -63,7 +66,7 @@ def ended_by_signals() -> Iterator[None]:
     """On a terminal SIGTERM and SIGHUP raise SystemExit, so that what was changed on it is undone.
 
     Python drops an exception that is raised in a destructor or a weak reference's callback. Where that happens to
-    such a signal or to Ctrl-C, it is sent once more.
+    such a signal, to Ctrl-C or to the one that tells of a lost rank, it is sent once more.
     """
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     attached = any(map(_is_terminal, (sys.stdin, sys.stderr)))
@@ -100,12 +103,16 @@ def _repeat_signal(
     """Send the signal again whose exception was dropped; report every other dropped exception."""
     error = dropped.exc_value
     if isinstance(error, Terminated):
-        signal.signal(error.number, _end)
-        Thread(target=_send_again, args=(error.number,), daemon=True).start()
+        number = error.number
+        signal.signal(number, _end)
     elif isinstance(error, KeyboardInterrupt):
-        Thread(target=_send_again, args=(signal.SIGINT,), daemon=True).start()
+        number = signal.SIGINT
+    elif isinstance(error, RankLost) and callable(signal.getsignal(signal.SIGUSR1)):
+        number = signal.SIGUSR1
     else:
         report(dropped)
+        return
+    Thread(target=_send_again, args=(number,), daemon=True).start()
 
 
 def _send_again(number: int) -> None:

@@ -34,7 +34,15 @@ class WholeSentence:
         return text
 
 
-class Command(WholeSentence, TyperCommand):
+class HelpThatFails:
+    """Help that cannot be printed is an error of one line."""
+
+    def make_context(self, *args: Any, **details: Any) -> Any:
+        with failures(debug=False):
+            return super().make_context(*args, **details)  # type: ignore[misc]
+
+
+class Command(WholeSentence, HelpThatFails, TyperCommand):
     """A command whose usage line names its arguments as their metavars do; Typer adds brackets and dots to them."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -43,7 +51,7 @@ class Command(WholeSentence, TyperCommand):
         return [self.options_metavar or "", *chain.from_iterable(names)]
 
 
-class Group(WholeSentence, TyperGroup):
+class Group(WholeSentence, HelpThatFails, TyperGroup):
     """Commands under one name."""
 
 

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from triforce_chat.cli.failures import failures
+
 
 def schema(
     kind: Annotated[
@@ -19,4 +21,5 @@ def schema(
     """Print the JSON Schema of what --jsonl or --json prints."""
     from triforce_chat.chat.schema import load_schema
 
-    print(json.dumps(load_schema(kind), indent=2))
+    with failures(debug=False):
+        print(json.dumps(load_schema(kind), indent=2), flush=True)

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+# Seconds of processor time until it rings again: Python drops an exception that is raised in a destructor.
+AGAIN = 0.5
+
 
 class Late(BaseException):
     """The step took too long; no Exception, because the parsers catch those."""
@@ -22,7 +25,7 @@ def at_most(seconds: float) -> Iterator[None]:
         yield
         return
     before = signal.signal(signal.SIGPROF, _ring)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds, AGAIN)
     try:
         yield
     finally:

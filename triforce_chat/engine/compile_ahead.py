@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -161,12 +162,16 @@ def begun(launches: Sequence[dry.Launch], workers: int) -> list[int]:
 
 
 def forked(launches: Sequence[dry.Launch], tickets: int) -> int:
-    """Compile in a child process what tickets say that are read from a pipe; returns its number."""
+    """Compile in a child process what tickets say that are read from a pipe; returns its number.
+
+    What cannot be compiled is left to its first launch, and the process goes on.
+    """
     if child := os.fork():
         return child
     try:
         while ticket := os.read(tickets, TICKET):
-            launches[int.from_bytes(ticket)].compile()
+            with suppress(Exception):
+                launches[int.from_bytes(ticket)].compile()
     except BaseException:
         os._exit(1)
     os._exit(0)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 BROKEN = "\ufffd"
+LONGEST_START = 3  # bytes of a character that is not complete; some tokenizers decode each to one BROKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,20 @@ class AnswerText:
 
     def flush(self) -> str:
         """End the answer; returns the text that was held back."""
-        return self.stops.push(self.detokenizer.flush())[0] + self.stops.held
+        return self._last(self.detokenizer.flush())
+
+    def cut(self) -> str:
+        """End the answer where it might go on; returns the text that was held back, without half a character."""
+        return self._last(whole_characters(self.detokenizer.flush()))
+
+    def _last(self, text: str) -> str:
+        return self.stops.push(text)[0] + self.stops.held
+
+
+def whole_characters(text: str) -> str:
+    """Text without an end that further bytes may turn into a character."""
+    rest = text.rstrip(BROKEN)
+    return text[: max(len(rest), len(text) - LONGEST_START)]
 
 
 def overlap(text: str, stop: str) -> int:

@@ -92,11 +92,13 @@ class TokenBuffer:
     written until a verification commits some of them. ``known`` is the number of tokens that the host knows to be
     committed in every row, and ``slack`` the largest number of further ones: 0 except between rounds that the host does
     not wait for. ``forced`` [B, room] holds the token that a benchmark wants at each place, FREE where any will do; it
-    is None outside of benchmarks.
+    is None outside of benchmarks. ``host`` [room] are the ids of the first sequence in the host's memory, as far as it
+    knows them; on a CPU they are ``ids`` themselves.
     """
 
-    def __init__(self, ids: Tensor, length: Tensor, known: int) -> None:
+    def __init__(self, ids: Tensor, length: Tensor, known: int, host: Tensor | None = None) -> None:
         self.ids, self.length, self.known, self.slack = ids, length, known, 0
+        self.host = (ids if host is None else host)[0].cpu().numpy()
         self.forced: Tensor | None = None
         self._steps = torch.arange(-BACK, ids.shape[1], device=ids.device)
 
@@ -108,7 +110,7 @@ class TokenBuffer:
             # By way of an array, which takes a fifth of the time that torch takes for a list.
             ids[0, : len(tokens)] = torch.frombuffer(array("q", tokens), dtype=torch.long)
         length = torch.tensor([len(tokens)], device=device)
-        made = TokenBuffer(ids.to(device), length, len(tokens))
+        made = TokenBuffer(ids.to(device), length, len(tokens), ids)
         if forced:
             following = torch.tensor(forced[:room], dtype=torch.long)
             ids = torch.full_like(ids, FREE)
@@ -165,6 +167,10 @@ class TokenBuffer:
         """Append the first ``count`` [B] of tokens [B, n]."""
         self.write(tokens)
         self.length = self.length + count
+
+    def reveal(self, start: int, ids: Sequence[int]) -> None:
+        """The host has read which ids are committed from index ``start`` on."""
+        self.host[start : start + len(ids)] = ids
 
     def settle(self, known: int) -> None:
         """Set the length of every row to ``known``, which the host knows."""

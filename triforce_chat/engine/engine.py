@@ -474,7 +474,7 @@ class Answer:
             if self.reason is not None:
                 break
         if self.reason == "length":
-            shown += self.text.flush()
+            shown += self.text.cut()
         answered = thought.text[thought_length:]
         return Text(tuple(self.generated[before:]), shown, answered, thought.tokens - thought_tokens)
 

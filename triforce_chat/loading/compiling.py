@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from triforce_chat.engine.compile_ahead import Formats, Kernels, compile_all
-from triforce_chat.engine.cuda_graph import SIZES, USUAL
 from triforce_chat.engine.engine import SLACK
-from triforce_chat.engine.speculation.stacks import MOST_GAMMA, retrieval_budget
+from triforce_chat.engine.speculation.stacks import largest_forward, retrieval_budget
 from triforce_chat.engine.together import GRAIN
 from triforce_chat.loading.compile_job import Job
 from triforce_chat.loading.device import dtype_on, kv_dtype
@@ -96,10 +95,8 @@ def kernels_of(
     lists = retrieval and plan.lists
     trees = options.tree.most if options.tree else 0
     kv = kv_dtype(settings, "cuda", dtype, plan.workload.stored is not None)
-    # With a level between, whose rounds are waited for, drafts may have twice as many tokens as are planned.
-    longer = options.copies or (options.gamma or 0) >= MOST_GAMMA
     more: dict[str, Any] = {
-        "rows": SIZES[-1] if longer else USUAL,
+        "rows": largest_forward(options),
         "quantized_copy": plan.workload.quantized_copy > 0,
         "own": room,
         "trees": trees,

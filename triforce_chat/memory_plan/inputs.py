@@ -13,7 +13,8 @@ from triforce_chat.engine.cache.offload import BUFFERS
 from triforce_chat.engine.cache.quantization import BITS, bytes_of
 from triforce_chat.engine.cache.quantized import NEWEST
 from triforce_chat.engine.cache.quantized_copy import COPY_BITS, LATEST
-from triforce_chat.engine.engine import SLACK
+from triforce_chat.engine.cuda_graph import SIZES, fitting
+from triforce_chat.engine.engine import PLAIN, SLACK
 from triforce_chat.engine.forward import onednn, prefill_attention
 from triforce_chat.engine.gathered import rows_each
 from triforce_chat.engine.group import RankGroup
@@ -110,8 +111,9 @@ def engine_layout(
         buffers=BUFFERS,
         prefill=PREFILL_CHUNK if on_cpu else GPU_PREFILL_CHUNK,
         score_rows=SCORES * onednn.BLOCK_ROWS if packed else masked if on_cpu else 0,
-        # One graph per draft length n, with n + 1 rows.
-        kept_rows=0 if on_cpu else sum(range(MAX_DRAFT + 2)),
+        # As if there were one graph per draft length n, with n + 1 rows: there are fewer, but a draft model's take the
+        # rest, as measured peaks say.
+        graph_rows=0 if on_cpu else sum(range(MAX_DRAFT + 2)),
         repeats=not on_cpu and repeats_heads(target.head_dim, dtype),
         # torch's kernel copies them if the processor has AMX.
         copied_kv=on_cpu and dtype.itemsize == 2 and torch.cpu._is_amx_tile_supported(),
@@ -160,10 +162,28 @@ def of_several(workload: Workload, stack: StackOptions, sequences: int, apart: b
     their trees, which are verified together.
     """
     alike = dataclasses.replace(stack, name="naive") if stack.name == StackOptions().name else stack
-    own, most = alike.beside(sequences), rows_each(sequences, apart) - 1
-    usual, streamed = (sequences * min(most, each) for each in largest_trees(own))
-    caches = small_caches(own, in_place=False)
-    return dataclasses.replace(workload, caches=caches, trees=(usual, streamed), beyond=beyond(own))
+    own, rows = alike.beside(sequences), rows_each(sequences, apart)
+    usual, streamed = (sequences * min(rows - 1, each) for each in largest_trees(own))
+    caches, layout = small_caches(own, in_place=False), workload.layout
+    if layout.graph_rows:
+        chains = sequences * chain_rows(own, rows, drafts=workload.draft is not None)
+        layout = dataclasses.replace(layout, graph_rows=max(layout.graph_rows, chains))
+    trees = usual, streamed
+    return dataclasses.replace(workload, layout=layout, caches=caches, trees=trees, beyond=beyond(own))
+
+
+def chain_rows(stack: StackOptions, most: int, drafts: bool) -> int:
+    """Rows of the graphs that verify chains of one sequence beside others, which has up to ``most`` in each.
+
+    There is a graph for each size. ``drafts``: there is a draft model.
+    """
+    spec = STACKS[stack.name]
+    plain = stack.name == PLAIN.name or (spec.needs_draft and not drafts)
+    drafted = 0 if plain else min(stack.gamma or MOST_GAMMA, most - 1)
+    # A middle level drafts whole rounds.
+    surplus = MOST_DRAFT_GAMMA // 2 if spec.retrieval_caches else 0
+    longest = 1 + drafted + surplus
+    return sum(size for size in SIZES if size <= (fitting(longest) or longest))
 
 
 def available_memory(

@@ -32,7 +32,7 @@ class EngineLayout:
     score_rows: (
         int  # rows of attention scores, each as long as the context, held at once; 0 with a flash kernel
     )
-    kept_rows: int  # rows of logits and distributions that CUDA graphs keep
+    graph_rows: int  # rows of logits and distributions that CUDA graphs keep
     repeats: bool  # a GPU's attention repeats keys and values for the heads that share them
     copied_kv: bool  # attention first copies a layer's keys and values into another layout
     packed: bool  # linear layers are copied into another layout, and so is the output matrix if it is tied
@@ -230,7 +230,7 @@ class Workload:
         attention = size * (3 * queries + 2 * keys)
         layer = max(n * norm, n * rotary, n * attention + self._attention, n * 3 * mlp * size)
         chunk = STREAMS * n * d.hidden * size + layer + self._mask
-        rows = self.layout.kept_rows + TREE_COPIES * self.trees[self.streamed_layers > 0]
+        rows = self.layout.graph_rows + TREE_COPIES * self.trees[self.streamed_layers > 0]
         kept = rows * d.vocabulary * (size + 2 * FP32)
         return max(chunk, LOGIT_ROWS * d.vocabulary * (size + 2 * FP32 + INT64)) + kept
 

@@ -24,6 +24,7 @@ from triforce_chat.errors import RankLost
 from triforce_chat.parallel.commands import Command, Failure, Shutdown
 
 GRACE = 2.0  # seconds for the main thread to exit by itself, and for the other ranks to follow
+KNOWN_WITHIN = 10.0  # seconds from a broken connection until its cause is known, on a busy machine
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -36,7 +37,7 @@ class Workers:
     def __init__(self, connections: Sequence[Connection], processes: Sequence[Popen[bytes]] = ()) -> None:
         self.connections, self.processes = connections, processes
         self.lost: RankLost | None = None
-        self.closed = self._exiting = False
+        self.closed = self._exiting = self._loss_taken = False
         self._restore_terminal = terminal_restorer()
         self._loss_known = threading.Event()
         signal.signal(signal.SIGUSR1, self._raise_loss)
@@ -55,8 +56,12 @@ class Workers:
             raise self.loss() or RankLost(f"a rank cannot be reached: {error}") from error
 
     def loss(self) -> RankLost | None:
-        """The error that ended a rank. Waits up to ``GRACE``: a connection may break before the cause is known."""
-        self._loss_known.wait(GRACE)
+        """The error that ended a rank, for the main thread to raise, which is then not interrupted by it any more.
+
+        Waits for it: a connection may break before the cause is known.
+        """
+        self._loss_known.wait(KNOWN_WITHIN)
+        self._loss_taken = self.lost is not None
         return self.lost
 
     def shut_down(self) -> None:
@@ -74,6 +79,7 @@ class Workers:
     def _watch(self) -> None:
         ready = wait(self.connections)
         if self.closed:
+            self._loss_known.set()  # there is none
             return
         self.lost = self._cause(self.connections.index(ready[0]) + 1, ready[0])
         self.shut_down()
@@ -81,7 +87,9 @@ class Workers:
         main = threading.main_thread()
         signal.pthread_kill(main.ident or 0, signal.SIGUSR1)
         time.sleep(GRACE)
-        if not self._exiting:
+        if self._exiting:
+            time.sleep(GRACE)  # the main thread writes what is still to be written
+        elif self.lost.tell():
             self._restore_terminal()
             print(f"error: {self.lost}", file=sys.stderr, flush=True)
         self._kill()
@@ -99,7 +107,7 @@ class Workers:
         return lost
 
     def _raise_loss(self, _number: int, _frame: object) -> None:
-        if self.lost:
+        if self.lost and not self._loss_taken:
             raise self.lost
 
     def _exit(self) -> None:

@@ -6,7 +6,9 @@ from contextlib import suppress
 
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-MOST_LINES = 5  # of a paste that is shown as it is
+from triforce_chat.ui.formatting import count
+
+MOST_LINES, MOST_CHARACTERS = 5, 2_000  # of a paste that is shown as it is
 
 
 class Pastes:
@@ -16,12 +18,13 @@ class Pastes:
         self._texts: dict[str, str] = {}
 
     def fold(self, text: str) -> str:
-        """The text, or a mark for it if it has many lines."""
+        """The text, or a mark for it if it is long."""
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         lines = text.strip("\n").count("\n") + 1
-        if lines <= MOST_LINES:
+        if lines <= MOST_LINES and len(text) <= MOST_CHARACTERS:
             return text
-        mark = f"[paste {len(self._texts) + 1}: {lines} lines]"
+        size = count(lines, "line") if lines > MOST_LINES else count(len(text), "character")
+        mark = f"[paste {len(self._texts) + 1}: {size}]"
         self._texts[mark] = text
         return mark
 

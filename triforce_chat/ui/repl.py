@@ -132,13 +132,14 @@ class Repl:
         while not self._commands.leaving:
             try:
                 text = self._read(session)
-            except KeyboardInterrupt:
-                self._remark(HINT)
-            except EOFError:
-                break
-            else:
+                if text is None:
+                    break
                 with self._keys_kept(session):
                     self._safely(partial(self.handle, self._pastes.unfold(text)))
+            except Leave:
+                raise
+            except KeyboardInterrupt:  # at the prompt, or before the message is handled
+                self._remark(HINT)
         return 0
 
     def _prompt_session(self, keyboard: Input | None, output: Output | None) -> PromptSession[str]:
@@ -158,17 +159,20 @@ class Repl:
         # Standard output may be a file; the prompt belongs on the terminal.
         return prompt(output=output or create_output(always_prefer_tty=True))
 
-    def _read(self, session: PromptSession[str]) -> str:
-        """Read a message from the prompt; after /editor the prompt opens the editor at once."""
+    def _read(self, session: PromptSession[str]) -> str | None:
+        """Read a message from the prompt; after /editor the prompt opens the editor at once. None: the user leaves."""
 
         def open_editor() -> None:
             session.default_buffer.open_in_editor()
 
         draft, self._commands.draft = self._commands.draft, None
         prompted, self._commands.prompted = self._commands.prompted, ""
-        if draft is None:
-            return session.prompt(default=prompted)
-        return session.prompt(default=draft, pre_run=open_editor)
+        try:
+            if draft is None:
+                return session.prompt(default=prompted)
+            return session.prompt(default=draft, pre_run=open_editor)
+        except EOFError:
+            return None
 
     def _keys_kept(self, session: PromptSession[str]) -> AbstractContextManager[None]:
         return keys_kept(session.input, self._screen)

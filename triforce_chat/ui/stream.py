@@ -25,6 +25,8 @@ LINK_RATE = 2_400  # bytes per second for redrawing: half of what 38,400 baud ca
 ESCAPE_BYTES = 10  # bytes of escape codes around a styled piece
 CLEAR_LINE_AND_UP = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))
 ERASE_LINE, UP = "\x1b[2K", "\x1b[A"
+# A line whose characters take more columns than Rich counts is cut at the margin, as it would end a row too low.
+NO_WRAP, WRAP = (Segment(code, None, [(ControlType.CURSOR_FORWARD, 0)]) for code in ("\x1b[?7l", "\x1b[?7h"))
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 Lines = list[list[Segment]]
@@ -46,7 +48,7 @@ class Frame:
         self.lines = [*lines[len(lines) - min(room, len(lines)) :], *below]
 
     def __rich_console__(self, _console: Console, _options: ConsoleOptions) -> RenderResult:
-        yield from chain.from_iterable((*line, Segment.line()) for line in self.lines)
+        yield from chain.from_iterable((*in_one_row(line), Segment.line()) for line in self.lines)
 
 
 class Patch:
@@ -60,9 +62,18 @@ class Patch:
         row = last = len(self._after) - 1
         for at in self.changed:
             yield _to_row(at - row, clear=True)
-            yield from self._after[at]
+            yield from in_one_row(self._after[at])
             row = at
         yield _to_row(last - row)
+
+
+def in_one_row(line: list[Segment]) -> list[Segment]:
+    """The pieces of a line such that it takes one row of a terminal, which may know other widths than Rich.
+
+    They differ for emoji of several characters, flags and whatever a Unicode standard has added.
+    """
+    plain = all(piece.text.isascii() for piece in line)
+    return line if plain else [NO_WRAP, *line, WRAP]
 
 
 def _to_row(down: int, clear: bool = False) -> Control:

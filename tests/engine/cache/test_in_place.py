@@ -111,7 +111,7 @@ def test_the_selection_follows_every_row_of_every_verification(lab: Lab, chunk: 
             starts = range(layout.sinks, layout.tail, chunk)
             scores = [float(rows[head, at : at + chunk].sum()) for at in starts]
             best = sorted(sorted(range(len(scores)), key=lambda c: -scores[c])[: layout.chunks])
-            listed = made.cache.slots[layer, head, layout.sinks : layout.sinks + layout.kept].tolist()
+            listed = made.cache.slots[layer, head, layout.sinks : layout.sinks + layout.selected].tolist()
             assert listed == [layout.sinks + c * chunk + i for c in best for i in range(chunk)]
             found.add(tuple(best))
     assert len(found) > 1

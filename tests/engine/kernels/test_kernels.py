@@ -506,7 +506,7 @@ def test_search(size: int, words: int) -> None:
         at = torch.tensor(end, device=DEVICE)
         n = 1 + end % 20
         tokens, length = kernels.search(history, at, ORDERS, n)
-        place, matched = longest_match(history[:end])
+        place, matched = longest_match(history[:end].cpu().numpy())
         assert int(length) == matched
         assert tokens.tolist() == [int(history[place + i % max(1, end - place)]) for i in range(n)]
 

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from support.clocked import CPU, WARM, Costly, FakeClock, clocked
+from support.clocked import CPU, WARM, Costly, FakeClock, Jumpy, clocked, set_clocks
 from support.emulated_graphs import captured_pair, emulate
 from support.head_drafts import with_head_draft
 from support.labs import SMALL_BUDGET, Lab, spell
@@ -214,18 +214,6 @@ def test_a_survey_measures_every_arm() -> None:
 # Answers
 
 
-class Jumpy(FakeClock):
-    """Every look at it takes an arbitrary time."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self.luck = random.Random(seed)
-
-    def now(self) -> float:
-        self.seconds += 10 ** self.luck.uniform(-5, 1)
-        return self.seconds
-
-
 @pytest.fixture(scope="module")
 def lab() -> Lab:
     return Lab.of(noise=0.1)
@@ -233,11 +221,7 @@ def lab() -> Lab:
 
 def engine_of(lab: Lab, shelf: Shelf, delays: int = 0, options: StackOptions = OPTIONS) -> Engine:
     engine = Engine(lab.target, 400, TextCodec(spell, frozenset()), lab.draft, options, calibrations=shelf)
-    level: Any = engine.top
-    while isinstance(level, Speculative):
-        level.clock = Jumpy(delays)
-        arms = level.planner.arms
-        level = arms[0].drafter if arms else None
+    set_clocks(engine, delays)
     return engine
 
 
@@ -280,9 +264,9 @@ def test_an_answer_begins_with_little_trust_in_the_matches_of_others(lab: Lab) -
     for options in (OPTIONS, replace(OPTIONS, repeatable=False)):
         engine = engine_of(lab, Shelf(), options=options)
         engine.calibrator.begin(BUCKET)
-        engine.top.planner.hoped = engine.top.planner.came = 50.0
+        engine.top.planner.lookup_expected = engine.top.planner.lookup_accepted = 50.0
         engine.calibrator.begin(BUCKET)
-        assert engine.top.planner.hoped == pytest.approx(3.0)
+        assert engine.top.planner.lookup_expected == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("seed", range(4))

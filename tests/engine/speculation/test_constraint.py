@@ -84,8 +84,8 @@ def test_drafts_that_the_form_prescribes(warp: str, rule: Callable[[Context], li
 
 def test_prescribed_drafts_say_nothing_about_lookup() -> None:
     planner = Planner(lookup=NgramLookup(), most=4)
-    before = planner.hoped, planner.came
+    before = planner.lookup_expected, planner.lookup_accepted
     planner.learn(Plan(2, forced=(1, 2)), 4, 2, 0, 0.0, 0.01)
-    assert (planner.hoped, planner.came) == before
+    assert (planner.lookup_expected, planner.lookup_accepted) == before
     planner.learn(Plan(2), 4, 2, 0, 0.0, 0.01)
-    assert (planner.hoped, planner.came) != before
+    assert (planner.lookup_expected, planner.lookup_accepted) != before

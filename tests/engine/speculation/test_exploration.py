@@ -26,7 +26,7 @@ from triforce_chat.engine.speculation.forecast import FROM_HOST, LAYER, StepCost
 from triforce_chat.engine.speculation.investment import Investment
 from triforce_chat.engine.speculation.lookup import LEARN, ORDERS, PRIOR, NgramLookup
 from triforce_chat.engine.speculation.plan import ROWS, Plan, sizes
-from triforce_chat.engine.speculation.planner import Planner
+from triforce_chat.engine.speculation.planner import SELDOM, Planner
 from triforce_chat.engine.speculation.round_times import WAIT_AGAIN
 from triforce_chat.engine.speculation.stacks import STREAMED_GAMMA
 
@@ -306,6 +306,34 @@ def test_plain_decoding_ahead_of_the_host_is_measured_before_any_arm(ahead: bool
         planner.learn_plain(PLAIN)
     assert any(asked[:TRY_AFTER]) != ahead
     assert (asked[TRY_AFTER if ahead else 0]) > 0
+
+
+def test_drafters_are_seldom_considered_while_tokens_are_decoded_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Matches are at each of them, and drafters where one of them drafts or the host waits."""
+    planner, asked = Planner(arms_of([DRAFT], 1.0), NgramLookup(), most=8, row=GPU_ROW_PRIOR), list[int]()
+    planner.arms[0].learn_cost(0.1, 1, 1, 1)
+    drafted = Planner._drafted
+
+    def noting(self: Planner, *given: Any, **named: Any) -> Plan:
+        asked.append(planner.rounds)
+        return drafted(self, *given, **named)
+
+    monkeypatch.setattr(Planner, "_drafted", noting)
+    for _ in range(8 * SELDOM):
+        planner.learn_plain(PLAIN)
+        planner.arms[0].measured_at = planner.rounds  # no trial is due
+        planner.choose(100, 8, 0)
+    assert asked == [*range(SELDOM, 8 * SELDOM + 1, SELDOM)]
+    for _ in range(SELDOM):
+        assert planner.choose(100, 8, ORDERS).n > 1
+    asked.clear()
+    planner.habit = Plan(3, planner.arms[0], 1.0)
+    planner.choose(100, 8, 0)
+    planner.habit, planner.times.in_a_row = Plan(0), 0
+    planner.choose(100, 8, 0)
+    assert {*asked} == {planner.rounds - 1, planner.rounds}
 
 
 def test_an_arm_that_cannot_beat_the_best_one_is_not_tried_there() -> None:

@@ -141,7 +141,7 @@ def test_what_a_draft_takes_as_a_whole_makes_longer_drafts_pay() -> None:
             planner.learn(Plan(0), 0, 0, 0, 0.0, 0.01)
         arm.cost.add(0.002, 4.0)
         arm.overhead.add(overhead, 4.0)
-        rates = planner.rates(arm, 16, arm.seconds, arm.curve)
+        rates = planner.rates(arm, 16, arm.line, arm.curve)
         asked.append(max(rates, key=rates.__getitem__))
     assert asked[1] > asked[0]
 
@@ -221,13 +221,17 @@ def test_what_matches_were_worth_in_other_answers_soon_counts_for_little() -> No
         planner.learn(Plan(8), 4, 8, 8, 0.0, 0.01)
         planner.lookup.learn(4, 8, 8)
     for another in (False, True):
-        lookup, hoped, came = copy.deepcopy(planner.lookup), planner.hoped, planner.came
+        lookup, expected, accepted = (
+            copy.deepcopy(planner.lookup),
+            planner.lookup_expected,
+            planner.lookup_accepted,
+        )
         if another:
             planner.another_text()
         planner.learn(Plan(8), 4, 8, 0, 0.0, 0.01)
         planner.lookup.learn(4, 0, 1)
         assert (planner.record < 0.5, planner.lookup.rates[4] < 0.9) == (another, another)
-        planner.lookup, planner.hoped, planner.came = lookup, hoped, came
+        planner.lookup, planner.lookup_expected, planner.lookup_accepted = lookup, expected, accepted
 
 
 @pytest.mark.parametrize(("tests", "least", "most"), [(4, 0.06, 0.2), (400, 0.005, 0.04)])

@@ -25,7 +25,7 @@ from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.exploration import TRY_AFTER
-from triforce_chat.engine.speculation.lookup import NgramLookup
+from triforce_chat.engine.speculation.lookup import ORDERS, LookedUp, Match, NgramLookup, Tokens
 from triforce_chat.engine.speculation.plan import Plan
 from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.errors import DoesNotFit
@@ -211,7 +211,41 @@ def test_drafts_are_tried_ahead_and_kept_where_they_pay(right: float, share: flo
 
 def test_the_record_of_lookup_is_forgotten_ahead() -> None:
     planner = Planner([], NgramLookup(), most=8)
-    planner.came = 0.1 * planner.hoped
+    planner.lookup_accepted = 0.1 * planner.lookup_expected
     for _ in range(1500):
         planner.learn_plain(0.1)
     assert planner.record > 0.9
+
+
+class Searched(NgramLookup):
+    """Notes what the host knows whenever it searches; the device is never asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: list[list[int]] = []
+
+    def match(self, known: Tokens) -> Match:
+        self.known.append(known.tolist())
+        return super().match(known)
+
+    def find(self, seq: TokenBuffer, n: int) -> LookedUp:
+        raise AssertionError(f"{n} tokens after {seq.known} were looked up on the device")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_host_looks_up_what_it_has_read(overlap: bool) -> None:
+    """After each round, in memory of its own, while the device computes the next token."""
+    clock, lookup, prompt = FakeClock(), Searched(), [0, 1, 2, 0, 1]
+    model = Costly(clock, 0.1, 0.001, right=0.5, vocabulary=3)
+    top = clocked("target", model, Planner([], lookup, most=8), overlap=overlap)
+    ids = torch.tensor([prompt + 300 * [0]])
+    seq = TokenBuffer(ids, torch.tensor([len(prompt)]), len(prompt), ids.clone())
+    made = list(top.decode(seq, Sampler(Sampling(1.0, seed=0)), 200))
+    flat = [*prompt, *(i for ids in made for i in ids)]
+    assert {len(ids) for ids in made} > {1, 2}
+    assert lookup.known == [flat[: len(known)] for known in lookup.known]
+    assert [len(known) for known in lookup.known] == sorted({len(known) for known in lookup.known})
+    assert len(lookup.known) >= len(made)
+    assert seq.host[: seq.known].tolist() == seq.tokens.tolist() == flat
+    assert lookup.rates[1] == pytest.approx(0.45, abs=0.25)
+    assert lookup.tests[ORDERS] > 0

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clocked import CPU, WARM, Costly, FakeClock, clocked
 from support.toys import ToyCache, Uncaptured
+from torch import Tensor
 
 from triforce_chat.engine.cuda_graph import USUAL_CAPTURE, Captures
 from triforce_chat.engine.draft import Draft, TokenBuffer
@@ -35,7 +36,7 @@ from triforce_chat.engine.speculation.cost_model import (
 from triforce_chat.engine.speculation.draft_model import DraftModel
 from triforce_chat.engine.speculation.exploration import CHANCE, TRY_AFTER
 from triforce_chat.engine.speculation.investment import SURE, Investment
-from triforce_chat.engine.speculation.lookup import ORDERS, Match, NgramLookup
+from triforce_chat.engine.speculation.lookup import ORDERS, Match, NgramLookup, Tokens
 from triforce_chat.engine.speculation.plan import Expected, Plan, Proposals, sizes
 from triforce_chat.engine.speculation.planner import GAIN, HABIT, Planner
 from triforce_chat.engine.speculation.rounds_ahead import RoundsRequest, agreed, rounds_together, several
@@ -257,13 +258,22 @@ def test_a_middle_without_a_draft_tries_nothing() -> None:
     assert here.run(200) < 0.7 * here.plain
 
 
+class Right(Match):
+    """Goes on with the right token, wherever it was found."""
+
+    __slots__ = ()
+
+    def continued(self, ids: Tensor, n: int) -> Tensor:
+        return ids.new_zeros(1, n)
+
+
 class Foretelling(NgramLookup):
     """Foretells the right tokens and claims that each is right so often."""
 
     claim = 0.9
 
-    def find(self, seq: TokenBuffer, n: int) -> Match:
-        return Match(torch.zeros(1, n, dtype=torch.long), torch.ones_like(seq.length))
+    def match(self, known: Tokens) -> Match:
+        return Right(len(known), 0, 1)
 
     def survival(self, length: int, n: int) -> list[float]:  # noqa: ARG002
         return [self.claim**i for i in range(1, n + 1)]
@@ -602,7 +612,7 @@ def test_a_trial_waits_for_an_answer_that_pays_for_its_captures(rest: int, expec
     most = sum(plan_of(invested(lacks)[0], rest).trial for lacks in range(1, 60))
     planner = invested(0)[0]
     hoped = max(
-        planner.rates(planner.arms[0], 8, lambda _: 0.0, AcceptanceCurve(GUESS._replace(rate=HOPE))).values()
+        planner.rates(planner.arms[0], 8, (0.0, 0.0), AcceptanceCurve(GUESS._replace(rate=HOPE))).values()
     )
     won = expected * (steady()(1) - 1 / hoped)
     assert CHANCE * won - 2 * steady()(1) < most * USUAL_CAPTURE < CHANCE * won
@@ -658,7 +668,7 @@ def test_a_draft_longer_than_the_rest_of_an_answer_gives_way_to_no_capture(plain
 def test_only_the_tokens_that_an_answer_lacks_are_worth_something() -> None:
     planner, _ = invested(0)
     arm = known(0.0001, 0.95)
-    all_, some = (planner.rates(arm, 7, arm.seconds, arm.curve, needed=needed) for needed in (8, 3))
+    all_, some = (planner.rates(arm, 7, arm.line, arm.curve, needed=needed) for needed in (8, 3))
     assert all(some[n] == all_[n] for n in (1, 2, 3))
     assert some[3] > some[4] > some[7]
     assert all_[3] < all_[4] < all_[7]

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -22,7 +23,7 @@ from triforce_chat.engine.cache.selection import MeanKey, MinMaxKey, Recent, sel
 from triforce_chat.engine.cache.shape import Shape
 from triforce_chat.engine.cache.storage import KVBuffer
 from triforce_chat.engine.cache.view import KVView
-from triforce_chat.engine.detokenizer import Detokenizer, StopStrings, overlap
+from triforce_chat.engine.detokenizer import AnswerText, Detokenizer, StopStrings, overlap
 from triforce_chat.engine.draft import Draft, TokenBuffer, one_hot
 from triforce_chat.engine.events import Finished, Text, Verified
 from triforce_chat.engine.forward import attention, onednn
@@ -41,7 +42,7 @@ from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.cost_model import StepTimes
 from triforce_chat.engine.speculation.draft_model import DraftModel
-from triforce_chat.engine.speculation.lookup import CUTOFF, ORDERS, NgramLookup, longest_match
+from triforce_chat.engine.speculation.lookup import CUTOFF, ORDERS, LookedUp, NgramLookup, longest_match
 from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.round import Outcome
 from triforce_chat.engine.speculation.speculative import Speculative
@@ -326,6 +327,25 @@ def test_stop_strings_in_pieces(text: str, stop: str, sizes: list[int]) -> None:
     assert len(stops.held) < len(stop)
 
 
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        (b"a\xe2\x82b", "a\ufffdb"),
+        (b"a\xe2\x82", "a"),
+        (b"a" + 5 * b"\xff", "a\ufffd\ufffd"),  # of these only the last ones could begin a character
+        ("ab€".encode(), "ab€"),
+    ],
+)
+@pytest.mark.parametrize("pieces", [[1] * 9, [2, 9]])
+def test_where_an_answer_is_cut_only_the_start_of_a_character_is_left_out(
+    raw: bytes, shown: str, pieces: list[int]
+) -> None:
+    tokens = [raw[sum(pieces[:n]) : sum(pieces[: n + 1])] for n in range(len(pieces))]
+    answer = AnswerText(lambda ids: utf8(b"".join(tokens[each] for each in ids)), [])
+    made = answer.resume(range(len([each for each in tokens if each])))
+    assert made + answer.cut() == shown
+
+
 def test_the_first_of_several_stop_strings() -> None:
     assert StopStrings(["cd", "b"]).push("abcd") == ("a", True)
     assert StopStrings([]).push("abcd") == ("abcd", False)
@@ -346,27 +366,37 @@ def test_longest_match_against_a_naive_search(tokens: list[int]) -> None:
             match += 1
         if match and match >= best[1]:
             best = (end, match)
-    assert longest_match(torch.tensor(tokens, dtype=torch.long)) == best
+    assert longest_match(np.array(tokens, dtype=np.int64)) == best
 
 
 @pytest.mark.parametrize(("committed", "right"), [([5, 6, 7], 3), ([5, 6], 2), ([5, 8, 7], 1), ([8], 0)])
 def test_the_host_sees_how_many_tokens_of_a_match_came_true(committed: list[int], right: int) -> None:
+    """Of one that was found on the device, and of one that the host has found by itself."""
     count, unused = len(committed), [6, 7, 8][len(committed) :]
     verdict = [count, *committed, *unused, 2, 1]
-    outcome = Outcome.of([*verdict, *[5, 6, 7, 9], 4, 8], 4)
-    assert (outcome.ids, outcome.right, outcome.match, outcome.following) == (committed, right, 4, 8)
+    outcome = Outcome.of([*verdict, *[5, 6, 7, 9], 4], 4)
+    assert (outcome.ids, outcome.right, outcome.match) == (committed, right, 4)
     assert outcome.drafted == 2
     plain = Outcome.of(verdict)
-    assert (plain.ids, plain.right, plain.match, plain.following) == (committed, 0, 0, 0)
+    assert (plain.ids, plain.right, plain.match) == (committed, 0, 0)
+    seq = TokenBuffer.of([1, 2, 5, 6, 7, 9, 1, 2], 8, CPU)
+    match = NgramLookup().match(seq.host[: seq.known])
+    seq.reveal(seq.known, committed)
+    assert (match, match.right(seq.host, count)) == ((8, 2, 2), right)
+
+
+def lengths(found: LookedUp) -> list[int]:
+    assert found.length is not None
+    return found.length.tolist()
 
 
 def test_lookup_continues_the_latest_match() -> None:
     seq = TokenBuffer.of([1, 2, 3, 9, 1, 2, 4, 5, 1, 2], 8, CPU)
     found = NgramLookup().find(seq, 3)
-    assert (found.tokens.tolist(), found.length.tolist()) == ([[4, 5, 1]], [2])
+    assert (found.tokens.tolist(), lengths(found)) == ([[4, 5, 1]], [2])
     draft = Draft.one_hot(found.tokens, 10)
     assert torch.equal(draft.probs, one_hot(found.tokens, 10))
-    assert NgramLookup().find(TokenBuffer.of([1, 2, 3], 8, CPU), 3).length.tolist() == [0]
+    assert lengths(NgramLookup().find(TokenBuffer.of([1, 2, 3], 8, CPU), 3)) == [0]
 
 
 def test_lookup_learns_how_far_to_trust() -> None:

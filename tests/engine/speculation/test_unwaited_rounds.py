@@ -6,8 +6,10 @@ import itertools
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from support.clocked import set_clocks
 from support.emulated_graphs import captured_pair, emulate
 from support.judging import sampling_test
 from support.labs import SMALL_BUDGET, spell
@@ -119,15 +121,16 @@ def test_a_match_is_continued(seed: int) -> None:
     rng = random.Random(seed)
     history = [rng.randrange(rng.choice((2, 3, 9))) for _ in range(rng.randint(1, 60))]
     end = rng.randint(1, len(history))
-    place, length = longest_match(torch.tensor(history[:end]))
+    place, length = longest_match(np.array(history[:end]))
     seq = TokenBuffer(torch.tensor([[*history, *[0] * 9]]), torch.tensor([end]), end)
-    found = NgramLookup().find(seq, 7)
-    assert found.length.tolist() == [length]
+    found, match = NgramLookup().find(seq, 7), NgramLookup().match(seq.host[:end])
+    assert found.length is not None
+    assert found.length.tolist() == [match.length] == [length]
     if length:
         gone_on = history[:end]
         while len(gone_on) < end + 7:
             gone_on.append(gone_on[place + len(gone_on) - end])
-        assert found.tokens[0].tolist() == gone_on[end:]
+        assert found.tokens[0].tolist() == match.continued(seq.ids, 7)[0].tolist() == gone_on[end:]
 
 
 def test_it_waits_for_a_cache_that_is_to_be_built() -> None:
@@ -268,6 +271,7 @@ def test_draft_graphs_are_kept_for_some_settings(
 @pytest.mark.parametrize("draft", [False, True])
 def test_captured_rounds_follow_the_distribution(pair: tuple[Runner, Runner], draft: bool) -> None:
     engine = engine_of(pair, "triforce", planned=True, draft=draft)
+    set_clocks(engine, 3)
     sampling = Sampling(temperature=1.0, top_p=0.9, repetition_penalty=1.2)
     assert sampling_test(engine, Request(TEXT, 80, sampling), range(4)).p_value > 1e-4
 

@@ -119,7 +119,7 @@ def test_no_process_is_left_behind(tmp_path: Path, gguf: Path) -> None:
     next(answers)
     [started] = children() - before
     answers.close()  # type: ignore[attr-defined]  # a generator, as an interrupt leaves it
-    for _ in range(100):
+    for _ in range(1200):
         if not Path(f"/proc/{started}").exists():
             break
         time.sleep(0.05)

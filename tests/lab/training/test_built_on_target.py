@@ -15,6 +15,7 @@ from transformers import AutoConfig, DynamicCache, LlamaForCausalLM
 
 from triforce_chat.errors import UsageError
 from triforce_chat.lab.training import draft as module
+from triforce_chat.lab.training.dataset import Dataset, Teacher, Window
 from triforce_chat.lab.training.draft import (
     DraftRecipe,
     DraftTraining,
@@ -23,7 +24,6 @@ from triforce_chat.lab.training.draft import (
     penalized,
     spread,
 )
-from triforce_chat.lab.training.lessons import Lessons, Teacher, Window
 from triforce_chat.lab.training.segments import LONGEST, even_ages, random_ages
 from triforce_chat.lab.training.students import BuiltOnTarget
 from triforce_chat.models.draft_head import DraftHead, read_draft_head
@@ -39,10 +39,10 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def lessons(loaded: LoadedModel) -> Lessons:
+def dataset(loaded: LoadedModel) -> Dataset:
     import random
 
-    made = Lessons()
+    made = Dataset()
     torch.manual_seed(0)
     Teacher(loaded, builder_of(loaded), made).continue_text(random.Random(0), 2, 6, 100, 30)
     return made
@@ -55,9 +55,9 @@ def recipe(**changes: Any) -> DraftRecipe:
 
 
 def training(
-    loaded: LoadedModel, lessons: Lessons, folder: Path, start: Path | None = None, **changes: Any
+    loaded: LoadedModel, dataset: Dataset, folder: Path, start: Path | None = None, **changes: Any
 ) -> DraftTraining:
-    return DraftTraining([TargetData(loaded, lessons, lessons)], recipe(**changes), folder, start)
+    return DraftTraining([TargetData(loaded, dataset, dataset)], recipe(**changes), folder, start)
 
 
 def student_of(training: DraftTraining) -> BuiltOnTarget:
@@ -104,28 +104,28 @@ def one_by_one(
 
 @torch.no_grad()
 def test_all_segments_at_once_are_what_they_are_token_by_token(
-    loaded: LoadedModel, lessons: Lessons, tmp_path: Path
+    loaded: LoadedModel, dataset: Dataset, tmp_path: Path
 ) -> None:
-    made = training(loaded, lessons, tmp_path)
-    student, batch = shaken(made), lessons.batch(lessons.windows[:6])
+    made = training(loaded, dataset, tmp_path)
+    student, batch = shaken(made), dataset.batch(dataset.windows[:6])
     assert made.subset is not None
     assert bool((made._own(batch).tokens == KNOWN).any())  # some tokens are unknown
     ages = random_ages(batch)
     assert set(range(-1, LONGEST)) == set(ages.tolist())
     together = student.hidden(made._own(batch), ages) @ student.output_matrix()[:KNOWN].T
-    parts = ages.split([window.count for window in lessons.windows[:6]])
+    parts = ages.split([window.count for window in dataset.windows[:6]])
     known, head = made.subset.target_ids, student.head.joined()
-    for i, (window, own) in enumerate(zip(lessons.windows[:6], parts, strict=True)):
-        expected = one_by_one(student.llama, head, loaded, known, window, lessons.hidden, own)
+    for i, (window, own) in enumerate(zip(dataset.windows[:6], parts, strict=True)):
+        expected = one_by_one(student.llama, head, loaded, known, window, dataset.hidden, own)
         torch.testing.assert_close(together[batch.window == i], expected, rtol=1e-3, atol=1e-3)
 
 
 @torch.no_grad()
-def test_a_saved_draft_is_the_trained_one(loaded: LoadedModel, lessons: Lessons, tmp_path: Path) -> None:
-    made = training(loaded, lessons, tmp_path / "made", steps=3)
+def test_a_saved_draft_is_the_trained_one(loaded: LoadedModel, dataset: Dataset, tmp_path: Path) -> None:
+    made = training(loaded, dataset, tmp_path / "made", steps=3)
     with torch.enable_grad():
         made.run(lambda _: None)
-    folder, window = tmp_path / "made", lessons.windows[1]
+    folder, window = tmp_path / "made", dataset.windows[1]
     head, vocabulary = read_draft_head(folder), read_draft_vocabulary(folder)
     assert head is not None
     assert vocabulary is not None
@@ -141,20 +141,20 @@ def test_a_saved_draft_is_the_trained_one(loaded: LoadedModel, lessons: Lessons,
     left = whole.load_state_dict(stored, strict=False)
     assert set(left.missing_keys) == {"model.embed_tokens.weight", "lm_head.weight"}
     assert not left.unexpected_keys
-    batch = lessons.batch([window])
+    batch = dataset.batch([window])
     ages = even_ages(batch)
     head = DraftHead(head.embed.float(), head.state.float(), head.ages.float(), head.output.float())
-    expected = one_by_one(whole.model, head, loaded, known, window, lessons.hidden, ages)
-    again = student_of(training(loaded, lessons, tmp_path / "again", folder))
+    expected = one_by_one(whole.model, head, loaded, known, window, dataset.hidden, ages)
+    again = student_of(training(loaded, dataset, tmp_path / "again", folder))
     found = again.hidden(made._own(batch), ages) @ again.output_matrix()[:KNOWN].T
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     trained = made.student.hidden(made._own(batch), ages) @ made.student.output_matrix()[:KNOWN].T
     assert float((found - trained).abs().max()) < 0.05 * float(trained.std())  # in bf16
 
 
-def test_what_is_the_targets_stays(loaded: LoadedModel, lessons: Lessons, tmp_path: Path) -> None:
+def test_what_is_the_targets_stays(loaded: LoadedModel, dataset: Dataset, tmp_path: Path) -> None:
     before = {name: value.clone() for name, value in loaded.model.state_dict().items()}
-    made = training(loaded, lessons, tmp_path)
+    made = training(loaded, dataset, tmp_path)
     start = [parameter.detach().clone() for parameter in made.student.parameters()]
     made.run(lambda _: None)
     assert all(torch.equal(value, before[name]) for name, value in loaded.model.state_dict().items())
@@ -163,11 +163,11 @@ def test_what_is_the_targets_stays(loaded: LoadedModel, lessons: Lessons, tmp_pa
         assert torch.equal(old, new) == (new.data_ptr() in units)
 
 
-def test_what_the_layers_read_is_of_one_size(loaded: LoadedModel, lessons: Lessons, tmp_path: Path) -> None:
+def test_what_the_layers_read_is_of_one_size(loaded: LoadedModel, dataset: Dataset, tmp_path: Path) -> None:
     """Whatever the sizes of the target's embedding and of each dimension of its states."""
-    uneven = Lessons()
-    uneven.windows = lessons.windows
-    uneven.parts = [lessons.hidden * torch.logspace(0, 2, 32)]
+    uneven = Dataset()
+    uneven.windows = dataset.windows
+    uneven.parts = [dataset.hidden * torch.logspace(0, 2, 32)]
     made = training(loaded, uneven, tmp_path)
     batch = uneven.batch(uneven.windows)
     ages = even_ages(batch)
@@ -178,20 +178,20 @@ def test_what_the_layers_read_is_of_one_size(loaded: LoadedModel, lessons: Lesso
     assert float(read[ages >= 0].std()) == pytest.approx(2**0.5, abs=0.4)
 
 
-def foresighted(loaded: LoadedModel, seed: int) -> Lessons:
+def foresighted(loaded: LoadedModel, seed: int) -> Dataset:
     """Random tokens, each foretold by a state that also says which comes after it."""
     heads = loaded.model.lm_head.weight.detach()
     random = torch.Generator().manual_seed(seed)
     unit = heads / heads.norm(dim=1, keepdim=True)
-    lessons, count = Lessons(), 40
+    dataset, count = Dataset(), 40
     for _ in range(40):
         tokens = torch.randint(3, 23, (count + 20,), generator=random)
         following = tokens[-count - 1 :].roll(-1)[1:]  # of the last, any will do
         hidden = 12 * unit[tokens[-count:]] + 4 * unit[following]
-        lessons.windows.append(Window(tokens.tolist(), count, lessons.size))
-        lessons.parts.append(hidden)
-        lessons.size += count
-    return lessons
+        dataset.windows.append(Window(tokens.tolist(), count, dataset.size))
+        dataset.parts.append(hidden)
+        dataset.size += count
+    return dataset
 
 
 def test_the_state_says_what_tokens_do_not(loaded: LoadedModel, tmp_path: Path) -> None:
@@ -209,18 +209,18 @@ def test_the_state_says_what_tokens_do_not(loaded: LoadedModel, tmp_path: Path) 
 
 
 def test_the_test_tells_every_token_after_a_state(
-    loaded: LoadedModel, lessons: Lessons, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TEST_SLICE", 100)
-    made = training(loaded, lessons, tmp_path)
+    made = training(loaded, dataset, tmp_path)
     student = shaken(made)
     assert made.subset is not None
     told, parts = made.test(), []
-    for window in lessons.windows:
-        batch = lessons.batch([window])
+    for window in dataset.windows:
+        batch = dataset.batch([window])
         ages, head = even_ages(batch), student.head.joined()
         with torch.no_grad():
-            args = (loaded, made.subset.target_ids, window, lessons.hidden, ages)
+            args = (loaded, made.subset.target_ids, window, dataset.hidden, ages)
             narrow = one_by_one(student.llama, head, *args)
             p = batch.states @ loaded.model.lm_head.weight.T
         q = torch.full_like(p, float("-inf"))
@@ -238,7 +238,7 @@ def test_the_test_tells_every_token_after_a_state(
 
 
 def test_a_stopped_training_goes_on(
-    loaded: LoadedModel, lessons: Lessons, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SAVE_EVERY", 2)
     monkeypatch.setattr(module, "TEST_EVERY", 1)
@@ -250,11 +250,11 @@ def test_a_stopped_training_goes_on(
         if figures["step"] == 5:
             raise KeyboardInterrupt
 
-    first = training(loaded, lessons, tmp_path, steps=7)
+    first = training(loaded, dataset, tmp_path, steps=7)
     with pytest.raises(KeyboardInterrupt):
         first.run(stop)
-    other = Lessons()  # which the target wrote anew, of other states
-    other.windows, other.parts = lessons.windows, [2 * lessons.hidden]
+    other = Dataset()  # which the target wrote anew, of other states
+    other.windows, other.parts = dataset.windows, [2 * dataset.hidden]
     second = training(loaded, other, tmp_path, steps=7)
     second.optimizer.resume(tmp_path)
     for kept, found in zip(states[4], second.student.parameters(), strict=True):
@@ -264,10 +264,10 @@ def test_a_stopped_training_goes_on(
     assert read_draft_head(tmp_path) is not None
 
 
-def test_a_draft_can_begin_with_another(loaded: LoadedModel, lessons: Lessons, tmp_path: Path) -> None:
-    training(loaded, lessons, tmp_path / "first", steps=30).run(lambda _: None)
-    other = Lessons()
-    other.windows, other.parts = lessons.windows, [2 * lessons.hidden]
+def test_a_draft_can_begin_with_another(loaded: LoadedModel, dataset: Dataset, tmp_path: Path) -> None:
+    training(loaded, dataset, tmp_path / "first", steps=30).run(lambda _: None)
+    other = Dataset()
+    other.windows, other.parts = dataset.windows, [2 * dataset.hidden]
     second = training(loaded, other, tmp_path / "second", tmp_path / "first")
     before, after = read_draft_head(tmp_path / "first"), student_of(second).head.joined()
     assert before is not None
@@ -283,17 +283,17 @@ def test_a_draft_can_begin_with_another(loaded: LoadedModel, lessons: Lessons, t
     [{"layers": 1}, {"hidden": 16}, {"built_on_target": False}, {"built_on_target": False, "layers": 1}],
 )
 def test_a_draft_that_cannot_be_begun_with(
-    loaded: LoadedModel, lessons: Lessons, tmp_path: Path, changes: dict[str, Any]
+    loaded: LoadedModel, dataset: Dataset, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    training(loaded, lessons, tmp_path / "built", steps=1).run(lambda _: None)
+    training(loaded, dataset, tmp_path / "built", steps=1).run(lambda _: None)
     with pytest.raises(UsageError, match="no draft of this"):
-        training(loaded, lessons, tmp_path / "out", tmp_path / "built", **changes)
+        training(loaded, dataset, tmp_path / "out", tmp_path / "built", **changes)
 
 
 def test_a_draft_that_stands_alone_cannot_be_begun_with(
-    loaded: LoadedModel, lessons: Lessons, tmp_path: Path
+    loaded: LoadedModel, dataset: Dataset, tmp_path: Path
 ) -> None:
-    training(loaded, lessons, tmp_path / "alone", steps=1, built_on_target=False).run(lambda _: None)
+    training(loaded, dataset, tmp_path / "alone", steps=1, built_on_target=False).run(lambda _: None)
     for folder in ("alone", "nowhere"):
         with pytest.raises(UsageError, match="no draft of this"):
-            training(loaded, lessons, tmp_path / "out", tmp_path / folder)
+            training(loaded, dataset, tmp_path / "out", tmp_path / folder)

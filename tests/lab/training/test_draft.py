@@ -20,6 +20,7 @@ from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.errors import UsageError
 from triforce_chat.lab.training import draft as module
 from triforce_chat.lab.training.course import LOG
+from triforce_chat.lab.training.dataset import Dataset, Teacher, Window
 from triforce_chat.lab.training.draft import (
     DraftRecipe,
     DraftTraining,
@@ -28,7 +29,6 @@ from triforce_chat.lab.training.draft import (
     frequent_tokens,
     penalized,
 )
-from triforce_chat.lab.training.lessons import Lessons, Teacher, Window
 from triforce_chat.lab.training.students import StandAlone, fresh_draft
 from triforce_chat.models.draft_vocabulary import read_draft_vocabulary
 from triforce_chat.models.load import LoadedModel
@@ -41,8 +41,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def lessons(loaded: LoadedModel) -> Lessons:
-    made = Lessons()
+def dataset(loaded: LoadedModel) -> Dataset:
+    made = Dataset()
     torch.manual_seed(0)
     Teacher(loaded, builder_of(loaded), made).continue_text(random.Random(0), 2, 6, 100, 30)
     return made
@@ -53,8 +53,8 @@ def recipe(**changes: Any) -> DraftRecipe:
     return DraftRecipe(**{**sizes, "minutes": 1e6, **changes})
 
 
-def training(loaded: LoadedModel, lessons: Lessons, folder: Path, **changes: Any) -> DraftTraining:
-    return DraftTraining([TargetData(loaded, lessons, lessons)], recipe(**changes), folder)
+def training(loaded: LoadedModel, dataset: Dataset, folder: Path, **changes: Any) -> DraftTraining:
+    return DraftTraining([TargetData(loaded, dataset, dataset)], recipe(**changes), folder)
 
 
 def llama_of(training: DraftTraining) -> LlamaForCausalLM:
@@ -94,8 +94,8 @@ def test_a_fresh_draft_has_the_shape_of_its_recipe(loaded: LoadedModel) -> None:
     assert not torch.equal(same.state_dict()[name], other.state_dict()[name])
 
 
-def test_a_trained_draft_agrees_more_often(loaded: LoadedModel, lessons: Lessons, tmp_path: Path) -> None:
-    made = training(loaded, lessons, tmp_path, steps=150)
+def test_a_trained_draft_agrees_more_often(loaded: LoadedModel, dataset: Dataset, tmp_path: Path) -> None:
+    made = training(loaded, dataset, tmp_path, steps=150)
     before = made.test()
     after = made.run(lambda _: None)
     assert after["accepted at 1"] > before["accepted at 1"] + 0.2
@@ -104,18 +104,18 @@ def test_a_trained_draft_agrees_more_often(loaded: LoadedModel, lessons: Lessons
 
 
 def test_the_test_is_the_mean_acceptance_of_all_foretold_tokens(
-    loaded: LoadedModel, lessons: Lessons, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SLICE", 100)
-    made = training(loaded, lessons, tmp_path)
+    made = training(loaded, dataset, tmp_path)
     found = made.test()
     for temperature in (0.0, 0.6, 1.0):
         parts = []
-        for window in lessons.windows:
+        for window in dataset.windows:
             with torch.no_grad():
                 q = llama_of(made)(torch.tensor([window.tokens])).logits[0, -1 - window.count : -1]
-                p = loaded.model.lm_head(lessons.hidden[window.offset : window.offset + window.count])
-            batch = lessons.batch([window])
+                p = loaded.model.lm_head(dataset.hidden[window.offset : window.offset + window.count])
+            batch = dataset.batch([window])
             under = batch.seen(slice(None), loaded.vocab_size), batch.penalty(slice(None))
             parts.append(accepted(penalized(p, *under)[0], penalized(q, *under)[0], temperature))
         assert found[f"accepted at {temperature:g}"] == pytest.approx(
@@ -123,8 +123,8 @@ def test_the_test_is_the_mean_acceptance_of_all_foretold_tokens(
         )
 
 
-def test_a_saved_draft_is_the_trained_one(loaded: LoadedModel, lessons: Lessons, tmp_path: Path) -> None:
-    made = training(loaded, lessons, tmp_path, steps=3)
+def test_a_saved_draft_is_the_trained_one(loaded: LoadedModel, dataset: Dataset, tmp_path: Path) -> None:
+    made = training(loaded, dataset, tmp_path, steps=3)
     made.run(lambda _: None)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
@@ -138,14 +138,14 @@ def test_a_saved_draft_is_the_trained_one(loaded: LoadedModel, lessons: Lessons,
     with torch.no_grad():
         for parameter in llama_of(made).parameters():
             parameter.copy_(parameter.bfloat16())
-        ids = torch.tensor([lessons.windows[0].tokens])
+        ids = torch.tensor([dataset.windows[0].tokens])
         torch.testing.assert_close(
             stored.float()(ids).logits, llama_of(made)(ids).logits, rtol=1e-4, atol=1e-4
         )
 
 
 def test_a_stopped_training_goes_on(
-    loaded: LoadedModel, lessons: Lessons, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SAVE_EVERY", 2)
     monkeypatch.setattr(module, "TEST_EVERY", 1)
@@ -156,19 +156,19 @@ def test_a_stopped_training_goes_on(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        training(loaded, lessons, tmp_path, steps=7).run(stop)
+        training(loaded, dataset, tmp_path, steps=7).run(stop)
     assert not (tmp_path / "config.json").exists()
-    training(loaded, lessons, tmp_path, steps=7).run(lambda figures: told.append(figures["step"]))
+    training(loaded, dataset, tmp_path, steps=7).run(lambda figures: told.append(figures["step"]))
     assert told == [5, 6, 7, 7]
     lines = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7, 7]
     assert all(line["loss"] > 0 for line in lines)
 
 
-def test_a_draft_can_begin_with_another(loaded: LoadedModel, lessons: Lessons, tmp_path: Path) -> None:
-    first = training(loaded, lessons, tmp_path / "first", steps=30)
+def test_a_draft_can_begin_with_another(loaded: LoadedModel, dataset: Dataset, tmp_path: Path) -> None:
+    first = training(loaded, dataset, tmp_path / "first", steps=30)
     first.run(lambda _: None)
-    targets = [TargetData(loaded, lessons, lessons)]
+    targets = [TargetData(loaded, dataset, dataset)]
     second = DraftTraining(targets, recipe(), tmp_path / "second", tmp_path / "first")
     for ours, theirs in zip(llama_of(second).parameters(), llama_of(first).parameters(), strict=True):
         assert torch.equal(ours, theirs.bfloat16().float())
@@ -181,17 +181,17 @@ def test_a_draft_can_begin_with_another(loaded: LoadedModel, lessons: Lessons, t
         DraftTraining(targets, recipe(), tmp_path / "third", tmp_path / "nowhere")
 
 
-def test_what_has_ended_is_not_trained_again(loaded: LoadedModel, lessons: Lessons, tmp_path: Path) -> None:
-    first = training(loaded, lessons, tmp_path, steps=2).run(lambda _: None)
+def test_what_has_ended_is_not_trained_again(loaded: LoadedModel, dataset: Dataset, tmp_path: Path) -> None:
+    first = training(loaded, dataset, tmp_path, steps=2).run(lambda _: None)
     weights = (tmp_path / "model.safetensors").read_bytes()
-    again = training(loaded, lessons, tmp_path, steps=2).run(lambda _: None)
+    again = training(loaded, dataset, tmp_path, steps=2).run(lambda _: None)
     assert again == first
     assert (tmp_path / "model.safetensors").read_bytes() == weights
 
 
-def test_a_draft_knows_the_most_frequent_tokens(loaded: LoadedModel, lessons: Lessons) -> None:
-    known = frequent_tokens([TargetData(loaded, lessons, lessons)], 20)
-    times = torch.bincount(torch.tensor([token for window in lessons.windows for token in window.tokens]))
+def test_a_draft_knows_the_most_frequent_tokens(loaded: LoadedModel, dataset: Dataset) -> None:
+    known = frequent_tokens([TargetData(loaded, dataset, dataset)], 20)
+    times = torch.bincount(torch.tensor([token for window in dataset.windows for token in window.tokens]))
     ends = set(loaded.eos_ids)
     assert known.tolist() == sorted(set(known.tolist()))
     assert ends < set(known.tolist())
@@ -200,10 +200,10 @@ def test_a_draft_knows_the_most_frequent_tokens(loaded: LoadedModel, lessons: Le
 
 
 def test_a_draft_of_few_tokens_learns_from_two_targets(
-    loaded: LoadedModel, lessons: Lessons, tmp_path: Path
+    loaded: LoadedModel, dataset: Dataset, tmp_path: Path
 ) -> None:
     twin = dataclasses.replace(loaded, name="twin")
-    targets = [TargetData(loaded, lessons, lessons), TargetData(twin, lessons, lessons)]
+    targets = [TargetData(loaded, dataset, dataset), TargetData(twin, dataset, dataset)]
     count = loaded.vocab_size - 40
     made = DraftTraining(targets, recipe(vocabulary=count, steps=150), tmp_path)
     assert llama_of(made).config.vocab_size == count + 1
@@ -217,7 +217,7 @@ def test_a_draft_of_few_tokens_learns_from_two_targets(
     assert stored.tokenizer == vocabulary_hash(loaded.tokenizer)
     # What a runner makes of it: the target's ids, no chance for what the draft doesn't know, the same acceptance.
     runner = Runner(copy.deepcopy(llama_of(made)), loaded.vocab_size, target_ids=stored.target_ids)
-    window = lessons.windows[0]
+    window = dataset.windows[0]
     ids = torch.tensor([window.tokens])
     logits = runner(ids, FullCache(runner.shape, len(window.tokens)), ids.shape[1])[0]
     assert logits.shape == (ids.shape[1], loaded.vocab_size)
@@ -228,14 +228,14 @@ def test_a_draft_of_few_tokens_learns_from_two_targets(
 
 
 def test_a_draft_of_few_tokens_can_begin_with_another(
-    loaded: LoadedModel, lessons: Lessons, tmp_path: Path
+    loaded: LoadedModel, dataset: Dataset, tmp_path: Path
 ) -> None:
-    """It knows the same tokens, whatever is frequent in its own lessons, and its folder says which."""
-    first = training(loaded, lessons, tmp_path / "first", vocabulary=40, steps=2)
+    """It knows the same tokens, whatever is frequent in its own dataset, and its folder says which."""
+    first = training(loaded, dataset, tmp_path / "first", vocabulary=40, steps=2)
     first.run(lambda _: None)
-    other = Lessons()
+    other = Dataset()
     other.windows = [Window(list(range(200, 300)), 1, 0)]
-    targets = [TargetData(loaded, other, lessons)]
+    targets = [TargetData(loaded, other, dataset)]
     second = DraftTraining(targets, recipe(vocabulary=40), tmp_path / "second", tmp_path / "first")
     assert first.vocabulary is not None
     assert second.vocabulary is not None
@@ -252,9 +252,9 @@ def test_a_draft_of_few_tokens_can_begin_with_another(
 
 @pytest.mark.parametrize("count", [2, 40])
 def test_what_a_draft_does_not_know_counts_as_rejected(
-    loaded: LoadedModel, lessons: Lessons, tmp_path: Path, count: int
+    loaded: LoadedModel, dataset: Dataset, tmp_path: Path, count: int
 ) -> None:
-    made = DraftTraining([TargetData(loaded, lessons, lessons)], recipe(vocabulary=count), tmp_path)
+    made = DraftTraining([TargetData(loaded, dataset, dataset)], recipe(vocabulary=count), tmp_path)
     assert made.subset is not None
-    known = (lessons.hidden @ loaded.model.lm_head.weight.T).softmax(-1)[:, made.subset.target_ids]
+    known = (dataset.hidden @ loaded.model.lm_head.weight.T).softmax(-1)[:, made.subset.target_ids]
     assert 0 < made.test()["accepted at 1"] <= float(known.sum(-1).mean()) + 1e-3

@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from triforce_chat.engine.sampling.options import Sampling
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.lab.training import draft, losses
+from triforce_chat.lab.training.dataset import Batch
 from triforce_chat.lab.training.draft import Distance, accepted, penalized
-from triforce_chat.lab.training.lessons import Batch
 from triforce_chat.lab.training.losses import divergence, next_token_loss
 
 ROWS, VOCABULARY = 23, 31

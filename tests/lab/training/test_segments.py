@@ -7,18 +7,18 @@ from collections import Counter
 import pytest
 import torch
 
-from triforce_chat.lab.training.lessons import Batch, Lessons, Window
+from triforce_chat.lab.training.dataset import Batch, Dataset, Window
 from triforce_chat.lab.training.segments import LONGEST, ages, even_ages, random_ages
 
 
 def batch_of(*counts: int) -> Batch:
     """Windows that foretell so many tokens each."""
-    lessons = Lessons()
+    dataset = Dataset()
     for count in counts:
-        lessons.windows.append(Window(list(range(3, count + 13)), count, lessons.size))
-        lessons.parts.append(torch.zeros(count, 2))
-        lessons.size += count
-    return lessons.batch(lessons.windows)
+        dataset.windows.append(Window(list(range(3, count + 13)), count, dataset.size))
+        dataset.parts.append(torch.zeros(count, 2))
+        dataset.size += count
+    return dataset.batch(dataset.windows)
 
 
 def test_given_segments() -> None:

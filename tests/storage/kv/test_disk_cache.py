@@ -246,7 +246,7 @@ def test_a_program_that_waits_at_its_exit_says_why(
     save = entry.save
 
     def slow(*arguments: Any) -> None:
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         save(*arguments)
 
     monkeypatch.setattr(entry, "save", slow)
@@ -275,7 +275,7 @@ def test_overwritten_slots_are_not_stored(lab: Lab, tmp_path: Path, monkeypatch:
             for n, part in enumerate(parts):
                 if n == 2:
                     halfway.set()
-                    assert go_on.wait(20)
+                    assert go_on.wait(60)
                 yield part
 
         save(path, header, paused())
@@ -285,7 +285,7 @@ def test_overwritten_slots_are_not_stored(lab: Lab, tmp_path: Path, monkeypatch:
     caching = CachingEngine(lab, tmp_path)
     for _ in caching.engine.prefill(first):
         pass
-    assert halfway.wait(20)
+    assert halfway.wait(60)
     for _ in caching.engine.prefill(second):
         pass
     go_on.set()

@@ -30,7 +30,7 @@ def starter(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
         assert process.stdin is not None
         process.stdin.close()
-        process.wait(30)
+        process.wait(60)
 
 
 def killed(starter: subprocess.Popen[str], shown: Path, number: int, after: int) -> None:
@@ -101,5 +101,5 @@ def starter_has_seen_it_die(folder: Path) -> None:
     store = SessionStore(folder / "sessions.db")
     if store.has_name("work"):
         summary = Catalog(store).find("work")
-        store.lease(summary.id, "work", timeout=10.0).release()
+        store.lease(summary.id, "work", timeout=60.0).release()
     store.close()

@@ -117,7 +117,7 @@ class InPlaceCache(KVCache):
             self.emit(Rebuilt(layout.total, reason, self.seconds))
 
     def _fill(self, layout: Layout) -> None:
-        chunk, kept, device = layout.chunk, layout.sinks + layout.kept, self.slots.device
+        chunk, kept, device = layout.chunk, layout.sinks + layout.selected, self.slots.device
         self.slots[..., : layout.sinks] = torch.arange(layout.sinks, device=device)
         if layout.chunks:
             first, last = layout.sinks // chunk, layout.tail // chunk

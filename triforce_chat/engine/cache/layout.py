@@ -56,14 +56,14 @@ class Layout:
         return Layout(total, first * budget.chunk, room, last * budget.chunk, budget.chunk)
 
     @property
-    def kept(self) -> int:
+    def selected(self) -> int:
         """Tokens in selected chunks."""
         return self.chunks * self.chunk
 
     @property
     def filled(self) -> int:
         """Slots that a build fills."""
-        return self.sinks + self.kept + self.total - self.tail
+        return self.sinks + self.selected + self.total - self.tail
 
     def candidates(self, part: Tensor) -> Tensor:
         """The chunks to select from: [..., S, D] -> [..., C, chunk, D], a view."""
@@ -76,10 +76,10 @@ class Layout:
         ``chosen`` [Hkv, chunks] counts candidates; None if there are none to select.
         """
         out[:, : self.sinks] = part[:, : self.sinks]
-        out[:, self.sinks + self.kept : self.filled] = part[:, self.tail : self.total]
+        out[:, self.sinks + self.selected : self.filled] = part[:, self.tail : self.total]
         if chosen is None:
             return
-        slots = out[:, self.sinks : self.sinks + self.kept].unflatten(1, (-1, self.chunk))
+        slots = out[:, self.sinks : self.sinks + self.selected].unflatten(1, (-1, self.chunk))
         for head_slots, chunks, row in zip(slots, self.candidates(part), chosen, strict=True):
             torch.index_select(chunks, 0, row, out=head_slots)
 

@@ -139,9 +139,15 @@ class Arm:
         self.curve, self.warmups = fresh.curve, 1
         self.trials, self.again, self.asked, self.measured_at, self.patience = 0, False, False, 0, TRY_AGAIN
 
+    @property
+    def line(self) -> tuple[float, float]:
+        """Seconds that a draft is expected to take, and each of its tokens, as far as it is known."""
+        return max(0.0, self.overhead.mean), self.cost.mean
+
     def seconds(self, made: int) -> float:
         """What a draft of that many tokens is expected to take, as far as it is known."""
-        return max(0.0, self.overhead.mean) + self.cost.mean * made if made else 0.0
+        whole, each = self.line
+        return whole + each * made if made else 0.0
 
     def makes(self, n: int) -> int:
         """Number of tokens to expect when n are requested: what long drafts fell short of, short ones need not."""

@@ -149,15 +149,15 @@ class LevelAcceptance:
     @staticmethod
     def of(plain: dict[str, Any]) -> LevelAcceptance:
         """From plain data. Raises one of ``DAMAGED``."""
-        hoped, came = map(float, plain["record"])
+        expected, accepted = map(float, plain["record"])
         rates = tuple(map(float, plain["rates"]))
-        if not (0 < hoped < 1e9 and 0 <= came < 1e9 and all(0 <= rate <= 1 for rate in rates)):
+        if not (0 < expected < 1e9 and 0 <= accepted < 1e9 and all(0 <= rate <= 1 for rate in rates)):
             raise ValueError("no record of lookup")
         if rates and len(rates) != ORDERS + 1:
             raise ValueError("no rates by length of match")
         curves = tuple(map(AcceptanceCurve.of, plain["curves"]))
         ranks = RankAcceptance.of(plain["ranks"]) if "ranks" in plain else None
-        return LevelAcceptance(AcceptanceCurve.of(plain["blend"]), curves, (hoped, came), rates, ranks)
+        return LevelAcceptance(AcceptanceCurve.of(plain["blend"]), curves, (expected, accepted), rates, ranks)
 
     def copy(self) -> LevelAcceptance:
         """Acceptance that a planner may go on refining."""

@@ -114,20 +114,20 @@ class MemoryCalibrations:
     """Keeps calibrations as long as the process lives, for stacks that are replaced and come back."""
 
     def __init__(self) -> None:
-        self.kept: dict[StackOptions, Calibration] = {}
+        self.stored: dict[StackOptions, Calibration] = {}
         self.rates: Rates | None = None
 
     def key(self, options: StackOptions) -> str:  # noqa: ARG002
         return ""
 
     def read(self, options: StackOptions) -> Calibration:
-        kept = self.kept.get(options)
-        return Calibration() if kept is None else Calibration.of(kept.plain())
+        stored = self.stored.get(options)
+        return Calibration() if stored is None else Calibration.of(stored.plain())
 
     def write(self, options: StackOptions, news: Calibration) -> Calibration:
         known = self.read(options)
         known.absorb(news)
-        self.kept[options] = known
+        self.stored[options] = known
         return self.read(options)
 
     def ranks(self) -> Rates | None:

@@ -47,7 +47,9 @@ class Experience:
         self.blend = AcceptanceCurve()  # of rounds in which either the arm or lookup drafts
         self.rounds = 0
         self.habit = Plan(0)  # the latest one that is no trial and no match's
-        self.hoped = self.came = CANDID  # looked-up tokens: expected to be accepted, and accepted
+        self.lookup_expected = self.lookup_accepted = (
+            CANDID  # looked-up tokens: expected to be accepted, and accepted
+        )
         self.agenda: deque[Plan] = deque()  # rounds that a calibration prescribes
         self.exploration = Exploration()
         self.round_seconds, self.round_tokens = Average(FORGET_PACE), Average(FORGET_PACE)
@@ -79,7 +81,9 @@ class Experience:
         rates = tuple(self.lookup.rates) if self.lookup else ()
         curves = tuple(arm.curve for arm in self.arms)
         ranks = None if self.trees is None else self.trees.ranks
-        return LevelAcceptance(self.blend, curves, (self.hoped, self.came), rates, ranks).copy()
+        return LevelAcceptance(
+            self.blend, curves, (self.lookup_expected, self.lookup_accepted), rates, ranks
+        ).copy()
 
     def use_times(self, known: LevelTimes) -> None:
         """Go on from times that were measured before, and change them unless they are fixed."""
@@ -94,7 +98,7 @@ class Experience:
     def use_acceptance(self, known: LevelAcceptance) -> None:
         """Go on from acceptance that was learnt before."""
         own = known.copy()
-        self.blend, (self.hoped, self.came) = own.blend, own.record
+        self.blend, (self.lookup_expected, self.lookup_accepted) = own.blend, own.record
         for arm, curve in zip(self.arms, own.curves, strict=False):
             arm.use_curve(curve)
         if self.lookup is not None and own.rates:
@@ -110,8 +114,11 @@ class Experience:
         """
         if self.lookup is not None:
             self.lookup.fade()
-        share = min(1.0, CANDID / self.hoped)
-        self.hoped, self.came = share * self.hoped, share * self.came
+        share = min(1.0, CANDID / self.lookup_expected)
+        self.lookup_expected, self.lookup_accepted = (
+            share * self.lookup_expected,
+            share * self.lookup_accepted,
+        )
 
     # What follows from them
 
@@ -138,7 +145,7 @@ class Experience:
     @property
     def record(self) -> float:
         """How many looked-up tokens were accepted for each that was expected to be, lately."""
-        return self.came / self.hoped
+        return self.lookup_accepted / self.lookup_expected
 
     def hopes(self, match: int, n: int) -> list[float]:
         """The chances of n tokens that continue a match of that length; empty without one."""
@@ -301,10 +308,13 @@ class Experience:
     def _remember(self, hopes: list[float], accepted: int) -> None:
         """Update lookup's record of accepted tokens, which fades while lookup is not used."""
         forget = FORGET_RECORD if hopes else FORGET_UNUSED
-        hoped, came = (1 - forget) * CANDID, (1 - forget) * CANDID
+        expected, came = (1 - forget) * CANDID, (1 - forget) * CANDID
         if hopes:
-            hoped, came = sum(hopes), accepted
-        self.hoped, self.came = forget * self.hoped + hoped, forget * self.came + came
+            expected, came = sum(hopes), accepted
+        self.lookup_expected, self.lookup_accepted = (
+            forget * self.lookup_expected + expected,
+            forget * self.lookup_accepted + came,
+        )
 
     def _explored(self, plan: Plan, drafted: int) -> None:
         """Count the time of a round, and what is lost by it if it is a trial."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TRY_AFTER = 3  # rounds before an unmeasured drafter gets its first trial, unless much is expected of it
 # A first trial may lose this share of what its drafter would win in the expected rest of the answer if its drafts were
-# accepted as hoped: many are not.
+# accepted as expected: many are not.
 CHANCE = 0.25
 # Further trials may together lose this share of the time of all tokens, those of the expected rest included.
 EXPLORED = 0.005
@@ -94,16 +94,16 @@ class Exploration:
         """Tokens of a trial of an arm that is hardly known; 0 if it has to wait, or is not worth it."""
         (step, more), forecast = planner.times.step(planner.rounds), arm.forecast(length)
         curve = arm.curve if arm.curve.tested else AcceptanceCurve(GUESS._replace(rate=arm.hope))
-        hopes = planner.rates(arm, most, lambda made: forecast * step * made, curve)
-        hoped = max(hopes, key=hopes.__getitem__)
+        hopes = planner.rates(arm, most, (0.0, forecast * step), curve)
+        best_length = max(hopes, key=hopes.__getitem__)
         each = forecast + more / step if forecast else math.inf
-        few, many = first_lengths(min(TRIALS[arm.trials], most), hopes, hoped, each)
+        few, many = first_lengths(min(TRIALS[arm.trials], most), hopes, best_length, each)
         if not planner.may_be_plain:
             return many
-        dear = forecast > 0 and hopes[hoped] * step > ALREADY
+        dear = forecast > 0 and hopes[best_length] * step > ALREADY
         if best.arm is not arm and planner.rounds <= TRY_AFTER and (planner.overlaps or not dear):
             return 0
-        won = planner.expected_rest * (1 / best.rate - 1 / hopes[hoped]) if best.rate else math.inf
+        won = planner.expected_rest * (1 / best.rate - 1 / hopes[best_length]) if best.rate else math.inf
         for n in (many, few):
             loss = planner.loss(n, n * (forecast * step or step), best.rate, 0.0) + planner.capturing(arm, n)
             pays = best.arm is arm or self.worth(loss, won)
@@ -117,8 +117,8 @@ class Exploration:
         if waited <= SOONEST * arm.patience:
             return 0
         n, rate = planner.again(arm, most, best)
-        hoped = self._hoped(planner, arm, most) or rate
-        near = hoped > NOT_FAR_OFF * best or waited > FAR_OFF * arm.patience
+        optimistic = self._optimistic_rate(planner, arm, most) or rate
+        near = optimistic > NOT_FAR_OFF * best or waited > FAR_OFF * arm.patience
         if not near or not planner.affordable(arm, n, planner.times.plain_seconds):
             return 0
         loss = planner.further_loss(arm, n, best) + planner.capturing(arm, n)
@@ -126,9 +126,9 @@ class Exploration:
             return 0
         rest = planner.expected_rest / best if best else math.inf
         able = not planner.may_be_plain or self.affords(loss, rest)
-        return n if able or self.worth(loss, planner.expected_rest * (1 / best - 1 / hoped)) else 0
+        return n if able or self.worth(loss, planner.expected_rest * (1 / best - 1 / optimistic)) else 0
 
-    def _hoped(self, planner: Planner, arm: Arm, most: int) -> float:
+    def _optimistic_rate(self, planner: Planner, arm: Arm, most: int) -> float:
         """What an arm would promise if its tests were unlucky and, before others followed, its first trials disturbed.
 
         0 if there were none.
@@ -136,7 +136,8 @@ class Exploration:
         if not arm.measured:
             return 0.0
         doubt = DOUBT if arm.patience <= TRY_AGAIN else 1.0
-        rates = planner.rates(arm, most, lambda made: arm.seconds(made) / doubt, arm.curve, UNLUCKY)
+        whole, each = arm.line
+        rates = planner.rates(arm, most, (whole / doubt, each / doubt), arm.curve, UNLUCKY)
         return max(rates.values())
 
     def _plain_is_due(self, planner: Planner, best: float) -> bool:
@@ -159,10 +160,10 @@ class Exploration:
         return begun or self.affords(tokens * (seconds - all_ / best), planner.expected_rest / best)
 
 
-def first_lengths(few: int, able: Iterable[int], hoped: int, each: float) -> tuple[int, int]:
+def first_lengths(few: int, able: Iterable[int], best_length: int, each: float) -> tuple[int, int]:
     """Tokens of an arm's first trial: few, and as many of ``able`` as cost next to nothing, if those are more.
 
-    ``each``: a token's cost as a share of a step. ``hoped``: how many tokens would pay if all goes well.
+    ``each``: a token's cost as a share of a step. ``best_length``: how many promise most if all goes well.
     """
-    longest = min(hoped, (1.0 if each < CHEAP else RISKED) / each)
+    longest = min(best_length, (1.0 if each < CHEAP else RISKED) / each)
     return few, max([few, *(n for n in able if n <= longest)])

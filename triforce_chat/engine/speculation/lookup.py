@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,15 +27,38 @@ PRIOR_TESTS = 4  # that the starting point counts for
 PRIOR = (0.0, 0.18, 0.2, 0.32, 0.5, 0.65, 0.75, 0.75, 0.8)
 
 
+Tokens = np.ndarray[Any, np.dtype[np.int64]]
+
+
 class Match(NamedTuple):
-    """The continuation of an earlier occurrence of the last tokens."""
+    """An earlier occurrence of the last tokens of a history that the host knows."""
+
+    end: int  # number of tokens of the history
+    place: int  # index of the token after the earlier occurrence
+    length: int  # of the match in tokens; 0: none
+
+    def continued(self, ids: Tensor, n: int) -> Tensor:
+        """The n tokens [1, n] that followed it in ids [1, m], on their device; periodic if it is fewer tokens back."""
+        passage = ids[:, self.place : self.end][:, :n]
+        return passage.repeat(1, -(-n // passage.shape[1]))[:, :n]
+
+    def right(self, known: Tokens, n: int) -> int:
+        """How many of the n tokens after the history, which are known by now, are what followed it before."""
+        return next((i for i in range(n) if known[self.place + i] != known[self.end + i]), n)
+
+
+class LookedUp(NamedTuple):
+    """The continuation of an earlier occurrence of the last tokens, on the device."""
 
     tokens: Tensor  # [B, n]
-    length: Tensor  # [B], length of the match in tokens; 0: none
+    length: Tensor | None = None  # [B], of the match in tokens, 0: none; None if the host has planned by it
 
 
 class NgramLookup:
-    """Finds the last tokens in the whole history, the document included."""
+    """Finds the last tokens in the whole history, the document included.
+
+    Histories that the host knows are searched by the host, which does so while the device computes the next token.
+    """
 
     def __init__(self) -> None:
         self.restart()
@@ -49,13 +73,17 @@ class NgramLookup:
         self.rates = list(rates)
         self.tests = [round(1 / LEARN)] * len(self.rates)
 
-    def find(self, seq: TokenBuffer, n: int) -> Match:
-        """The n tokens that followed the longest match, the latest of equals.
+    def match(self, known: Tokens) -> Match:
+        """The longest match of the last of these tokens, the latest of equals."""
+        return Match(len(known), *longest_match(known))
+
+    def find(self, seq: TokenBuffer, n: int) -> LookedUp:
+        """The n tokens that followed the longest match in a history that perhaps only the device knows.
 
         A match fewer than n tokens back is continued periodically.
         """
         found = [latest_match(ids, end, n) for ids, end in zip(seq.ids, seq.length, strict=True)]
-        return Match(*(stacked([pair[i] for pair in found]) for i in range(2)))
+        return LookedUp(*(stacked([pair[i] for pair in found]) for i in range(2)))
 
     def fade(self) -> None:
         """Let all tests so far, which were of other texts, count for as many as the starting point does."""
@@ -63,7 +91,8 @@ class NgramLookup:
 
     def survival(self, length: int, n: int) -> list[float]:
         """Chances that the first 1 .. n tokens after a match of that length are all right: [n], decreasing."""
-        return list(accumulate((self.rates[min(length + i, ORDERS)] for i in range(n)), mul))
+        rates = self.rates[min(length, ORDERS) :][:n]
+        return list(accumulate(rates + (n - len(rates)) * self.rates[-1:], mul))
 
     def learn(self, length: int, right: int, tested: int) -> None:
         """Learn that the first ``right`` of ``tested`` tokens after a match were right; each one extends the match."""
@@ -91,17 +120,14 @@ def latest_match(ids: Tensor, end: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
         with torch.cuda.device(ids.device):  # Triton launches on the current GPU
             return search(ids, end, ORDERS, n)
-    place, length = longest_match(ids[: int(end)])
+    place, length = longest_match(ids[: int(end)].cpu().numpy())
     steps = torch.arange(n, device=ids.device) % max(1, int(end) - place)
     return ids[place + steps], end.new_tensor(length)
 
 
-def longest_match(history: Tensor) -> tuple[int, int]:
-    """(index after the match, its length) at the end of a history [m], (0, 0) if there is none.
-
-    In torch operations, which synchronize with the device.
-    """
-    ends = torch.nonzero(history[:-1] == history[-1])[:, 0] if len(history) else history
+def longest_match(history: Tokens) -> tuple[int, int]:
+    """(index after the match, its length) at the end of a history [m], (0, 0) if there is none."""
+    ends = (history[:-1] == history[-1]).nonzero()[0] if len(history) else history
     length, best = 0, ends
     while len(ends) and length < ORDERS:
         best, length = ends, length + 1

@@ -8,7 +8,8 @@ output stays exact.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -27,6 +28,9 @@ from triforce_chat.engine.tree import Parents
 
 GAIN = 1.03  # speculation must promise this much over plain decoding
 HABIT = 1.05  # another plan must promise this much more than the last one
+# Where tokens are decoded without drafts ahead of the host, drafters are considered once in so many rounds: nothing is
+# learnt about them meanwhile, and the host has no more than a token's time. Matches are always considered.
+SELDOM = 4
 
 
 class Planner(Experience):
@@ -169,7 +173,8 @@ class Planner(Experience):
         if self.times.in_a_row == 1 and self.times.undrafted.weight < 1:
             # The first one waited for its launch: what is compared with it looks better than it is.
             return Plan(0)
-        able = [arm for arm in self.arms if length >= arm.worth_above]
+        seldom = self.habit.plain and self.times.in_a_row and self.rounds % SELDOM
+        able = [] if seldom else [arm for arm in self.arms if length >= arm.worth_above]
         options = [self._drafted(arm, n, needed) for arm in able if arm.measured]
         if self.may_be_plain and (self.times.steps.known or self.times.undrafted.weight):
             options += [Plan(0, rate=self.sequences / self.times.plain_seconds), self._looked_up(rest, match)]
@@ -209,6 +214,9 @@ class Planner(Experience):
             return Plan(0, rate=self.sequences / self.times.round(self.rounds)[0])
         record, hopes = self.record, [0.0, *accumulate(self.lookup.survival(match, most))]
         (first, more), late = self.times.round(self.rounds), self.times.interruption(self.rounds)
+        most_hoped, least = self.sequences + record * hopes[-1], first + more + late
+        if most_hoped * self.times.plain_seconds <= self.sequences * least:  # as for most matches
+            return Plan(0, rate=self.sequences / first)
         rates = {
             n: (self.sequences + record * hopes[n]) / (first + more * n + (late if n else 0.0))
             for n in sizes(0, most)
@@ -217,8 +225,8 @@ class Planner(Experience):
         return Plan(n, rate=rates[n])
 
     def _drafted(self, arm: Arm, most: int, needed: int = EVERYTHING) -> Plan:
-        rates = self.rates(arm, most, arm.seconds, arm.curve, needed=needed)
-        appeal = {n: rate * self._habit(arm, n) for n, rate in rates.items()}
+        rates, last = self.rates(arm, most, arm.line, arm.curve, needed=needed), self.habit.n
+        appeal = rates | {last: HABIT * rates[last]} if arm is self.habit.arm and last in rates else rates
         n = self.best(arm, appeal)
         if not n and self.may_be_plain:
             return Plan(0)
@@ -229,34 +237,30 @@ class Planner(Experience):
         self,
         arm: Arm,
         most: int,
-        seconds: Callable[[int], float],
+        seconds: tuple[float, float],
         curve: AcceptanceCurve,
         hope: float = 0.0,
         needed: int = EVERYTHING,
     ) -> dict[int, float]:
         """Expected tokens per second by the number of tokens that the arm is asked for.
 
-        ``seconds``: of a draft, of whose tokens only ``needed`` count.
+        ``seconds``: of a draft, and of each of its tokens, of which only ``needed`` count.
         """
-        hopes = [0.0, *accumulate(curve.chances(arm.makes(most), hope))]
-        (first, more), all_ = self.times.step(self.rounds), self.sequences
+        surplus, all_ = arm.makes(0), self.sequences
+        hopes = [0.0, *accumulate(curve.chances(most + surplus, hope))]
+        first, more = map(operator.add, self.times.step(self.rounds), seconds)
         # All that an answer lacks is a choice, too: another round may cost a second.
         rest = min(most, needed)
         lengths = {*sizes(1, most), *([rest] if 0 < rest < self.most else [])}
-        made = {n: arm.makes(n) for n in sorted(lengths)}
-        return {
-            n: all_ * (1 + hopes[min(m, needed)]) / (first + more * m + seconds(m)) for n, m in made.items()
-        }
+        made = ((n, n + surplus) for n in sorted(lengths))
+        return {n: all_ * (1 + hopes[min(m, needed)]) / (first + more * m) for n, m in made}
 
     def _appeal(self, plan: Plan) -> float:
         """The expected rate, with a bonus for the current plan: the best of many noisy estimates is overestimated."""
         if plan.n == 0:
             return plan.rate * GAIN * (HABIT if self.habit.arm else 1.0)
-        return plan.rate * self._habit(plan.arm, plan.n)
-
-    def _habit(self, arm: Arm | None, n: int) -> float:
-        """The bonus factor of a draft that equals the last one."""
-        return HABIT if arm is not None and arm is self.habit.arm and n == self.habit.n else 1.0
+        same = plan.arm is not None and plan.arm is self.habit.arm and plan.n == self.habit.n
+        return plan.rate * (HABIT if same else 1.0)
 
     # What is worth capturing
 

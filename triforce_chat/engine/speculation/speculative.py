@@ -41,7 +41,7 @@ from triforce_chat.engine.sampling.executor import SamplerInputs, empty_trees
 from triforce_chat.engine.sampling.sampler import Sampler
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.cost_model import Clock, clock_of
-from triforce_chat.engine.speculation.lookup import Match
+from triforce_chat.engine.speculation.lookup import LookedUp, Match
 from triforce_chat.engine.speculation.plan import NEVER, Plan
 from triforce_chat.engine.speculation.planner import Planner
 from triforce_chat.engine.speculation.round import Outcome, Round
@@ -88,16 +88,14 @@ class Speculative:
         self.unwaited = model.places_on_device and all(arm.drafter.device_side for arm in planner.arms)
         self.device_side = False
         self.constraint: Constraint | None = None  # of the answer that this level, as the top one, decodes
-        self.found: tuple[int, Match, int] | None = (
-            None  # number of known tokens, the match after them, its length
-        )
+        self.found: Match | None = None  # of the known tokens
         # Launched rounds whose outcomes were not read yet, and the tokens before them.
         self.unread: tuple[Plan, list[Round], int] | None = None
         self.ended: float | None = None  # time at which the last round ended; None after a rollback
 
     # One round, for every level on every device
 
-    def round(self, seq: TokenBuffer, plan: Plan, match: Match | None, sampler: Sampler) -> Round:
+    def round(self, seq: TokenBuffer, plan: Plan, match: LookedUp | None, sampler: Sampler) -> Round:
         """Draft, verify and commit at the end of ``seq`` without waiting; ``match`` is what lookup found there."""
         captured = self.captures.count
         began, before = self.clock.now(), self.clock.mark() if plan.arm or seq.slack else None
@@ -108,7 +106,7 @@ class Speculative:
         made.timed = self.captures.count == captured
         return made
 
-    def _draft(self, seq: TokenBuffer, plan: Plan, match: Match | None, sampler: Sampler) -> Draft:
+    def _draft(self, seq: TokenBuffer, plan: Plan, match: LookedUp | None, sampler: Sampler) -> Draft:
         n, vocabulary = plan.n, self.model.vocabulary
         if not n:
             return self.nothing
@@ -123,7 +121,7 @@ class Speculative:
             return grafted(tree, match.tokens[0, : plan.branch]) if match is not None and grafts else tree
         # Whole rounds of a level below may make more than was asked for.
         draft = plan.arm.drafter.propose(seq, n, sampler).first(self.cache.limit - seq.known)
-        if match is None or plan.threshold == NEVER:
+        if match is None or match.length is None or plan.threshold == NEVER:
             return draft
         certain = Draft.one_hot(match.tokens[:, :n], vocabulary, draft.probs.dtype)
         sure = (match.length >= plan.threshold)[:, None]
@@ -164,17 +162,17 @@ class Speculative:
         made.verdict = Verdict(packed[:, 0], packed[:, 1 : n + 2], probs[:, : n + 1])
         seq.commit(made.verdict.tokens, made.verdict.count)
         self.model.committed(last, seq.length)
-        made.following = self._find(seq)
-        if made.match is not None and made.following is not None:
-            lengths = made.match.length[:, None], made.following.length[:, None]
-            packed = torch.cat([packed, made.match.tokens, *lengths], -1)
+        if seq.slack:  # others are looked up by the host, once it knows their tokens
+            made.following = self._find(seq)
+        if made.following is not None and made.match is not None and made.match.length is not None:
+            packed = torch.cat([packed, made.match.tokens, made.match.length[:, None]], -1)
         made.outcome = HostCopy(packed)
         if seq.slack and made.path is not None:
             self.cache.keep_beyond(before - self.cache.length, made.path)
         if seq.slack:
             made.verified = self.clock.mark()
 
-    def _find(self, seq: TokenBuffer) -> Match | None:
+    def _find(self, seq: TokenBuffer) -> LookedUp | None:
         lookup, width = self.planner.lookup, self.planner.most
         return lookup.find(seq, width) if lookup is not None and width else None
 
@@ -222,8 +220,7 @@ class Speculative:
         end = min(end, self.cache.limit + 1)
         if (forced := self._forced(end - seq.known - 1)) is not None:
             return forced
-        found = 0 if self._match(seq) is None or self.found is None else self.found[2]
-        plan = self._choose(seq, end, found)
+        plan = self._choose(seq, end, self._match(seq).length)
         # A captured tree is whole: a token comes alone where the cache forgets within it.
         return plan if plan.n <= self.cache.limit - seq.known else Plan(0)
 
@@ -251,21 +248,22 @@ class Speculative:
         apart = slot is not None and slot.prefix is None
         return min(self.planner.widest, rows_each(sequences, apart) - 1)
 
-    def _match(self, seq: TokenBuffer) -> Match | None:
-        """The match that lookup finds after the known tokens."""
-        if self.found is None or self.found[0] != seq.known:
-            match = self._find(seq)
-            if match is None:
-                return None
-            self.found = seq.known, match, HostCopy(match.length).read()[0]
-        return self.found[1]
+    def _match(self, seq: TokenBuffer) -> Match:
+        """The match that lookup finds after the known tokens; one of length 0 without lookup."""
+        if self.found is None or self.found.end != seq.known:
+            lookup = self.planner.lookup if self.planner.most else None
+            self.found = lookup.match(seq.host[: seq.known]) if lookup else Match(seq.known, 0, 0)
+        return self.found
 
     def _waited(self, seq: TokenBuffer, plan: Plan, sampler: Sampler) -> tuple[Round, Outcome]:
         if self.ended is not None:
             self.planner.times.add_gap(self.clock.now() - self.ended)
         if plan.arm and plan.trial:
             plan.arm.tried()
-        made = self.round(seq, plan, self._match(seq), sampler)
+        match, looked_up = self._match(seq), None
+        if match.length and (plan.branch if plan.arm else plan.n):
+            looked_up = LookedUp(match.continued(seq.ids, plan.branch or plan.n))
+        made = self.round(seq, plan, looked_up, sampler)
         self.model.before_waiting()
         outcome = made.read()
         while not outcome.complete:  # sample again from the same logits
@@ -275,12 +273,13 @@ class Speculative:
             self._verify(seq, made, sampler)
             outcome = made.read()
         self._commit(seq, made, outcome)
+        self._learn_match(seq, match)
         drafting = self.clock.between(*made.marks) if made.marks else 0.0
         self.ended = self.clock.now()
         verifying = self.ended - made.began - drafting
         timed = self.captures.count == made.captures
         seconds = drafting, verifying
-        came = outcome.match, outcome.drafted, outcome.accepted
+        came = match.length, outcome.drafted, outcome.accepted
         self.planner.learn(plan, *came, *seconds, timed, outcome.path)
         self._report(plan, outcome)
         return made, outcome
@@ -289,16 +288,15 @@ class Speculative:
         """Record what a round committed, and roll all caches back to it."""
         if made.path is not None:
             self.cache.keep(seq.known, made.path[: outcome.accepted])
+        seq.reveal(seq.known, outcome.ids)
         seq.known += len(outcome.ids)
         self.rollback(seq.known - 1)
-        self._learn_match(made, outcome)
-        if made.following is not None:
-            self.found = seq.known, made.following, outcome.following
 
-    def _learn_match(self, made: Round, outcome: Outcome) -> None:
-        if self.planner.lookup is not None and made.match is not None and outcome.match:
-            tested = min(made.match.tokens.shape[1], len(outcome.ids))
-            self.planner.lookup.learn(outcome.match, outcome.right, tested)
+    def _learn_match(self, seq: TokenBuffer, match: Match) -> None:
+        """Learn how the match fared that was found before the latest known tokens."""
+        if self.planner.lookup is not None and match.length:
+            tested = min(self.planner.most, seq.known - match.end)
+            self.planner.lookup.learn(match.length, match.right(seq.host, tested), tested)
 
     def _overlapped(self, seq: TokenBuffer, plan: Plan, sampler: Sampler, end: int) -> Iterator[list[int]]:
         """Decode token by token for as long as nothing better is planned.
@@ -309,16 +307,15 @@ class Speculative:
         before, self.ended, self.planner.times.in_a_row = self.clock.now(), None, 0
         # What a cache evicts before a forward would be lost to a token that is drawn again.
         last = min(end, self.cache.limit + 1)
-        late = self.found[2] if self.found else 0  # length of the last match that the host knows
-        captured = self.captures.count
-        coming = self.round(seq, plan, self._match(seq), sampler)
+        captured, match = self.captures.count, self._match(seq)
+        coming = self.round(seq, plan, None, sampler)
         while True:
             start, state = seq.known, sampler.state
             seq.known += 1  # without a draft that much is certain
             following = None
             self.planner.renew(end - seq.known)
-            if seq.known < last and self._choose(seq, last, late).plain:
-                following = self.round(seq, plan, coming.following, sampler)
+            if seq.known < last and self._choose(seq, last, match.length).plain:
+                following = self.round(seq, plan, None, sampler)
             self.model.before_waiting()
             outcome = coming.read()
             if not outcome.complete:  # this token and the following one came from truncated distributions
@@ -326,20 +323,19 @@ class Speculative:
                 sampler.state = state
                 seq.settle(start)
                 self.rollback(start - 1)
-                coming = self.round(seq, plan, self._match(seq), sampler)
+                coming = self.round(seq, plan, None, sampler)
                 continue
+            seq.reveal(start, outcome.ids)
             now = self.clock.now()
             # The last of several tokens says no more than the first, which waited for its launch.
             timed = captured == self.captures.count and following is not None
             self.planner.learn_plain(now - before, timed)
             before, captured = now, self.captures.count
-            self._learn_match(coming, outcome)
-            late = outcome.following
+            self._learn_match(seq, match)
+            match = self._match(seq)
             self._report(coming.plan, outcome)
             yield outcome.checked().ids
             if following is None:
-                if coming.following is not None:
-                    self.found = seq.known, coming.following, outcome.following
                 return
             coming = following
 
@@ -382,7 +378,7 @@ class Speculative:
                 probs = made.verdict.probs.new_zeros(len(seq.ids), room, self.model.vocabulary)
             put(probs, at[:, None] + seq.steps(0, plan.longest), made.verdict.probs)
         self.unread = plan, rounds, seq.known
-        most = kept(plan, n)
+        most = remaining(plan, n)
         count = (ahead.length - seq.length).clamp_max(most)
         beyond = seq.steps(0, most) >= count[:, None]
         tokens = ahead.ids[:, seq.known : seq.known + most].masked_fill(beyond, 0)
@@ -416,7 +412,9 @@ class Speculative:
             self.planner.learn_unwaited(
                 plan, outcome.match, outcome.accepted, *seconds, made.timed, outcome.path
             )
-            self._learn_match(made, outcome)
+            if self.planner.lookup is not None and made.match is not None and outcome.match:
+                tested = min(made.match.tokens.shape[1], len(outcome.ids))
+                self.planner.lookup.learn(outcome.match, outcome.right, tested)
             self._report(plan, outcome)
 
     def _report(self, plan: Plan, outcome: Outcome) -> None:
@@ -430,15 +428,16 @@ class Speculative:
     # What is captured ahead
 
     def longest(self, length: int, n: int) -> int:
-        return kept(intended(self.planner, n, length), n) if self.unwaited else n
+        return remaining(intended(self.planner, n, length), n) if self.unwaited else n
 
     @property
     def surplus(self) -> int:
-        """The most tokens of a draft beyond those that were asked for, whatever is planned; see ``kept``."""
-        planner = self.planner
+        """The most tokens of a draft beyond those that were asked for, whatever is planned; see ``remaining``."""
+        planner, trees = self.planner, self.planner.trees
         if not self.unwaited:
             return planner.widest
-        return max(planner.most, planner.trees.deepest if planner.trees else 0) // 2
+        chain = planner.most if trees is None or trees.optional else 0
+        return max(chain, trees.options.deepest if trees else 0) // 2
 
     def unprepared(self, length: int, n: int, sampler: Sampler) -> list[Preparation]:
         plan = intended(self.planner, n, length)
@@ -453,7 +452,7 @@ class Speculative:
         yield from self.cache.preparations()
         if slot and slot.prefix is not None:  # by these, questions after a common prefix are read
             yield from self._feeding()
-        if self.planner.lookup is not None:  # the first call of a kernel loads it
+        if self.unwaited and self.planner.lookup is not None:  # the first call of a kernel loads it
             yield partial(self._find, TokenBuffer.of([0], length, self.model.device))
         held = self.cache.kept(length)
         expected = self.planner.expected_rounds(held, self._most(pool.count if pool else 1))
@@ -532,11 +531,11 @@ class Speculative:
         for arm in self.planner.arms:
             arm.drafter.rollback(length)
         self.ended = None
-        if self.found and self.found[0] > length:
+        if self.found and self.found.end > length:
             self.found = None
 
 
-def kept(plan: Plan, n: int) -> int:
+def remaining(plan: Plan, n: int) -> int:
     """The most tokens that remain of several planned rounds where n are wanted.
 
     Surplus tokens are cut if the verification would need a larger graph for them.

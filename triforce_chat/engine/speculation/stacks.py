@@ -19,7 +19,7 @@ from triforce_chat.engine.cache.selection import AttentionMass, MeanKey, MinMaxK
 from triforce_chat.engine.cache.shape import Shape
 from triforce_chat.engine.cache.storage import KVBuffer, KVPool
 from triforce_chat.engine.cache.streaming import HOP, LONG_HOP, StreamingCache
-from triforce_chat.engine.cuda_graph import TREE_SIZES, captures_on, fitting
+from triforce_chat.engine.cuda_graph import SIZES, TREE_SIZES, USUAL, captures_on, fitting
 from triforce_chat.engine.events import Event
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.gathered import rows_each
@@ -488,6 +488,17 @@ def retrieval_budget(options: StackOptions) -> Budget:
     """The budget of a stack's retrieval cache, with room for large trees and for what a level above it confirms."""
     own, large = options.budget, rows_beyond(options.tree.most) if options.tree else 0
     return replace(own, scratch=own.scratch + large + options.copies * AHEAD)
+
+
+def largest_forward(options: StackOptions) -> int:
+    """Rows of the largest forward of a chain that is captured; see ``Speculative.surplus``.
+
+    The level over a quantized copy, whose rounds are waited for, may draft twice as many tokens as it is asked for.
+    """
+    asked, tree = options.gamma or sizes(1, MOST_GAMMA)[-1], options.tree
+    chain = options.draft_gamma or MOST_DRAFT_GAMMA
+    surplus = MOST_GAMMA if options.copies else max(chain, tree.deepest if tree else 0) // 2
+    return max(fitting(1 + asked + surplus) or SIZES[-1], USUAL)
 
 
 def rows_beyond(most: int) -> int:

@@ -65,7 +65,7 @@ class TreeGraphs:
         self.own = GraphCache()
 
     @property
-    def kept(self) -> GraphCache:
+    def captured(self) -> GraphCache:
         """The graphs of this sequence, or of all sequences of its pool."""
         model = self.drafter.model
         return self.own if model.captures else model.in_common(self.drafter.cache, GraphCache)
@@ -112,7 +112,7 @@ class TreeGraphs:
         """What is to be captured before a tree of that shape can be drafted; ``room``: of the sampler."""
         feeding = self.drafter.feeding()
         widths = graph_widths(parents, self.most)
-        if self._key(op, room, widths) in self.kept.made:
+        if self._key(op, room, widths) in self.captured.made:
             return feeding
         return [partial(self._capture, op, room, widths), *feeding]
 
@@ -123,13 +123,15 @@ class TreeGraphs:
             self._graph(op, room, widths).capture(cache)
 
     def _graph(self, op: Verification, room: int, widths: Widths) -> TreeGraph:
-        kept, drafter = self.kept, self.drafter
+        captured, drafter = self.captured, self.drafter
 
         def made() -> TreeGraph:
             loop = drafter.model.loop(drafter.cache, len(widths) + 1)
-            return TreeGraph(loop, widths, self.most, op, room, self.independent, drafter.nothing, kept.pool)
+            return TreeGraph(
+                loop, widths, self.most, op, room, self.independent, drafter.nothing, captured.pool
+            )
 
-        return kept.of(self._key(op, room, widths), made)
+        return captured.of(self._key(op, room, widths), made)
 
 
 def rows_for(most: int) -> int:

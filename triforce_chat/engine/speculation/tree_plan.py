@@ -62,6 +62,16 @@ class TreeOptions:
         """The largest tree."""
         return min(self.size or (self.planned if self.kind == "auto" else USUAL_SIZE), self.room)
 
+    @property
+    def deepest(self) -> int:
+        """The greatest depth that any of the trees may have."""
+        return min(self.depth, self.most) if self.depth else greatest_depth(self.most)
+
+
+def greatest_depth(most: int) -> int:
+    """Of planned trees of up to so many tokens."""
+    return min(MAX_DEPTH, most, max(DEEPEST, most // DEPTH_SHARE))
+
 
 class RoundCosts(NamedTuple):
     """Seconds of a round: without a draft, of verifying each drafted token, and of drafting each depth."""
@@ -217,7 +227,9 @@ class TreePlan:
     def usual_depths(self) -> Iterator[Parents]:
         """A tree of each depth that may be planned; its graph serves all of them."""
         if self.options.kind != "specinfer":
-            yield from (sequences(1, depth) for depth in self._captured_depths if depth <= self.deepest)
+            yield from (
+                sequences(1, depth) for depth in self._captured_depths if depth <= self.options.deepest
+            )
 
     def _planned(self, most: int, costs: RoundCosts, others: int) -> Parents:
         sizes, depths = self._sizes(most), self._depths(most)
@@ -294,23 +306,13 @@ class TreePlan:
         if self.options.depth is not None:
             return (min(self.options.depth, most),)
         if not self.drafter.device_side:
-            return range(1, self._deepest(most) + 1)
-        return [depth for depth in TREE_DEPTHS if 1 < depth <= self._deepest(most)] or (1,)
-
-    @property
-    def deepest(self) -> int:
-        """The greatest depth that any of its trees may have."""
-        most = self.options.most
-        return min(self.options.depth, most) if self.options.depth else self._deepest(most)
+            return range(1, greatest_depth(most) + 1)
+        return [depth for depth in TREE_DEPTHS if 1 < depth <= greatest_depth(most)] or (1,)
 
     @property
     def _captured_depths(self) -> Sequence[int]:
         """The depths of trees, where each is a captured draft."""
         return sorted({*TREE_DEPTHS, self.options.depth or 1})
-
-    def _deepest(self, most: int) -> int:
-        """The greatest depth to choose from, for trees of up to ``most`` tokens."""
-        return min(MAX_DEPTH, most, max(DEEPEST, most // DEPTH_SHARE))
 
     def learn(
         self, parents: Parents, path: Sequence[int], rows: int, seconds: tuple[float, float] | None

@@ -44,8 +44,8 @@ class RankAcceptance:
             self.tests.append(Average(FORGET_RANK, PRIOR_WEIGHT, PRIOR_WEIGHT * min(1.0, chance)))
             left -= rate
 
-    def learn(self, parents: Parents, path: Sequence[int], hoped: float) -> None:
-        """Learn from a verification that accepted ``path`` where ``hoped`` tokens of the tree were promised.
+    def learn(self, parents: Parents, path: Sequence[int], expected: float) -> None:
+        """Learn from a verification that accepted ``path`` where ``expected`` tokens of the tree were promised.
 
         Nodes beyond ``parents`` are not the draft's own.
         """
@@ -55,8 +55,8 @@ class RankAcceptance:
                 self.tests[rank].add(float(child == accepted))
                 if child == accepted:
                     break
-        if hoped > 0:
-            self.record.add(sum(node < len(parents) for node in path) / hoped, hoped)
+        if expected > 0:
+            self.record.add(sum(node < len(parents) for node in path) / expected, expected)
 
     def learn_chain(self, proposed: int, accepted: int) -> None:
         """Learn from a verification of a chain, whose tokens are first children; what trees promise fades meanwhile."""

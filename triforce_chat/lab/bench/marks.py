@@ -25,6 +25,7 @@ from triforce_chat.lab.bench.timeline import ATTENTION, LEVEL, PART, RETRIEVAL, 
 PHASES: tuple[tuple[type, str, Callable[[Any], str], Callable[[Any], int]], ...] = (
     (Speculative, "round", lambda level: LEVEL + level.name, lambda _: 1),
     (DraftModel, "propose", lambda _: LEVEL + "draft", len),
+    (NgramLookup, "match", lambda _: LEVEL + "lookup", lambda _: 0),
     (NgramLookup, "find", lambda _: LEVEL + "lookup", lambda _: 0),
     (Planner, "choose", lambda _: LEVEL + "planner", lambda _: 0),
     (Speculative, "_several_rounds", lambda _: LEVEL + "planner", lambda _: 0),

@@ -53,7 +53,7 @@ def looked_up(history: Tensor, n: int) -> Lookups:
     tokens, match = torch.zeros(n, dtype=torch.long), torch.zeros(n, dtype=torch.long)
     proposed = torch.zeros(n, dtype=torch.bool)
     for row, at in enumerate(range(len(known) - n, len(known))):
-        place, length = longest_match(known[:at])
+        place, length = longest_match(known[:at].numpy())
         if length:
             tokens[row], match[row] = known[place], length
             proposed[row] = lookup.survival(length, 1)[0] >= CUTOFF

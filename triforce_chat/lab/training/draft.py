@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from triforce_chat.engine.forward.subset import Subset
 from triforce_chat.lab.training.course import Course, Log, Optimizer
-from triforce_chat.lab.training.lessons import Batch, Lessons
+from triforce_chat.lab.training.dataset import Batch, Dataset
 from triforce_chat.lab.training.students import BuiltOnTarget, StandAlone, Student
 from triforce_chat.models.draft_vocabulary import FILE, DraftVocabulary, read_draft_vocabulary
 from triforce_chat.models.load import LoadedModel
@@ -132,18 +132,18 @@ class TargetData(NamedTuple):
     """A target, what its draft learns from it, and texts of it that only judge the draft."""
 
     target: LoadedModel
-    lessons: Lessons
-    unseen: Lessons
+    dataset: Dataset
+    unseen: Dataset
 
 
 def frequent_tokens(targets: Sequence[TargetData], count: int) -> Tensor:
-    """The ``count`` tokens that occur most often in lessons, in ascending order: [count].
+    """The ``count`` tokens that occur most often in the datasets, in ascending order: [count].
 
     Among those that occur equally often, or never, the lower ids come first: byte-pair encodings number their tokens
     by frequency. The targets' end tokens are always among them.
     """
     width = min(each.target.vocab_size for each in targets)
-    times = Counter(token for each in targets for window in each.lessons.windows for token in window.tokens)
+    times = Counter(token for each in targets for window in each.dataset.windows for token in window.tokens)
     seen = torch.zeros(width, dtype=torch.int64)
     for token, number in times.items():
         seen[token] = number
@@ -153,12 +153,12 @@ def frequent_tokens(targets: Sequence[TargetData], count: int) -> Tensor:
 
 
 def student_of(
-    target: Any, recipe: DraftRecipe, known: Tensor | None, lessons: Lessons | None = None
+    target: Any, recipe: DraftRecipe, known: Tensor | None, dataset: Dataset | None = None
 ) -> Student:
-    """A fresh draft of a target, that learns these ``lessons``."""
+    """A fresh draft of a target, that learns from ``dataset``."""
     if known is None or not recipe.built_on_target:
         return StandAlone(target, recipe, known)
-    return BuiltOnTarget(target, recipe, known, None if lessons is None else spread(lessons.hidden))
+    return BuiltOnTarget(target, recipe, known, None if dataset is None else spread(dataset.hidden))
 
 
 class DraftTraining:
@@ -178,7 +178,7 @@ class DraftTraining:
         self.subset = None if known is None else Subset(known, first.vocab_size)
         heads = [each.target.model.lm_head.weight for each in targets]
         self.heads = heads if known is None else [head[known] for head in heads]
-        self.student = student_of(first.model, recipe, known, targets[0].lessons)
+        self.student = student_of(first.model, recipe, known, targets[0].dataset)
         if start is not None:
             self.student.begin_with(start)
         self.course = Course(recipe.steps, recipe.minutes, recipe.rate, warmup=100)
@@ -205,7 +205,7 @@ class DraftTraining:
         self.optimizer.resume(self.folder)
         log = Log(self.folder, self.course.step)
         rng = random.Random(f"{self.recipe.seed}-{self.course.step}")
-        batches = [each.lessons.batches(self.recipe.windows, rng) for each in self.targets]
+        batches = [each.dataset.batches(self.recipe.windows, rng) for each in self.targets]
         lost: dict[str, Tensor] = {}
         while not self.course.done:
             turn = self.course.step % len(batches)

@@ -19,8 +19,8 @@ from triforce_chat.lab.tasks.books import load_books, text_files
 from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.lab.training.cards import write_card
 from triforce_chat.lab.training.context import REPORTED, ContextRecipe, ContextTraining, example
+from triforce_chat.lab.training.dataset import Dataset, Teacher
 from triforce_chat.lab.training.draft import DraftRecipe, DraftTraining, TargetData, student_of
-from triforce_chat.lab.training.lessons import Lessons, Teacher
 from triforce_chat.lab.training.ranks import ALONE, Ranks
 from triforce_chat.lab.training.selfchat import Row, document_chats, everyday_chats, short_chats
 from triforce_chat.models.load import LoadedModel
@@ -154,11 +154,11 @@ def check_context(loaded: LoadedModel, builder: ExampleBuilder, recipe: ContextR
             raise UsageError(f"documents of {length:,} tokens cannot be made: {error}") from error
 
 
-def teach(loaded: LoadedModel, builder: ExampleBuilder, plan: Generation, seed: int, tell: Tell) -> Lessons:
+def teach(loaded: LoadedModel, builder: ExampleBuilder, plan: Generation, seed: int, tell: Tell) -> Dataset:
     """Let the target read and write until the minutes are over."""
-    rng, lessons = random.Random(f"{seed}-lessons"), Lessons()
+    rng, dataset = random.Random(f"{seed}-lessons"), Dataset()
     torch.manual_seed(seed)
-    teacher, started, turn = Teacher(loaded, builder, lessons), time.perf_counter(), 0
+    teacher, started, turn = Teacher(loaded, builder, dataset), time.perf_counter(), 0
     teacher.read(rng, plan.texts, TEXT)
     if plan.minutes:  # otherwise the draft learns from what the target reads alone
         teacher.chat(rng, plan.sequences, plan.tokens)
@@ -173,10 +173,10 @@ def teach(loaded: LoadedModel, builder: ExampleBuilder, plan: Generation, seed: 
                 "turn": turn,
                 "seconds": time.perf_counter() - started,
                 "length": length,
-                "foretold": lessons.size,
+                "foretold": dataset.size,
             }
         )
-    return lessons
+    return dataset
 
 
 def train_draft(
@@ -206,7 +206,7 @@ def train_draft(
         TargetData(
             target,
             unseen=teach_some(target, unseen, few, recipe.seed),
-            lessons=teach(target, builder, plan, recipe.seed, tell),
+            dataset=teach(target, builder, plan, recipe.seed, tell),
         )
         for target in targets
     ]
@@ -243,11 +243,11 @@ def check_draft_shape(loaded: LoadedModel, recipe: DraftRecipe) -> None:
         )
 
 
-def teach_some(loaded: LoadedModel, builder: ExampleBuilder, plan: Generation, seed: int) -> Lessons:
+def teach_some(loaded: LoadedModel, builder: ExampleBuilder, plan: Generation, seed: int) -> Dataset:
     """One turn of conversation and one of continuation."""
-    rng, lessons = random.Random(f"{seed}-unseen"), Lessons()
+    rng, dataset = random.Random(f"{seed}-unseen"), Dataset()
     torch.manual_seed(seed + 1)
-    teacher, texts = Teacher(loaded, builder, lessons), 8
+    teacher, texts = Teacher(loaded, builder, dataset), 8
     for write in (teacher.converse, teacher.continue_text):
         write(rng, texts, max(1, plan.sequences // texts), plan.lengths[0], plan.tokens)
-    return lessons
+    return dataset

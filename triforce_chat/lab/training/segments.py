@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from triforce_chat.lab.training.lessons import Batch
+from triforce_chat.lab.training.dataset import Batch
 
 LONGEST = 6  # tokens of a segment
 LATE = 0.25  # of windows, how many have states from some later token on only, as after a prompt

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from triforce_chat.errors import UsageError
-from triforce_chat.lab.training.lessons import Batch
+from triforce_chat.lab.training.dataset import Batch
 from triforce_chat.lab.training.segments import LONGEST, even_ages, random_ages
 from triforce_chat.models.draft_head import DraftHead, read_draft_head
 

@@ -68,7 +68,7 @@ def gather_cases(model: Model, length: int, budget: Budget) -> Iterator[Case]:
     def plain(each: Gathered) -> Tensor:
         source, chosen, out = each
         layers, heads = (torch.arange(size, device=DEVICE) for size in source.shape[:2])
-        end = layout.sinks + layout.kept
+        end = layout.sinks + layout.selected
         out[:, :, : layout.sinks] = source[:, :, : layout.sinks]
         picked = layout.candidates(source)[layers[:, None, None], heads[:, None], chosen]
         out[:, :, layout.sinks : end] = picked.flatten(2, 3)

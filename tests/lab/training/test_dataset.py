@@ -1,4 +1,4 @@
-"""Lessons hold what a draft will see, and the hidden states with which the target foretold exactly that."""
+"""A dataset holds what a draft will see, and the hidden states with which the target foretold exactly that."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from triforce_chat.engine.cache.streaming import StreamingCache
 from triforce_chat.lab.generation import Sampled
 from triforce_chat.lab.tasks.conversations import ExampleBuilder
 from triforce_chat.lab.tasks.dialogue import Example
-from triforce_chat.lab.training import lessons as module
+from triforce_chat.lab.training import dataset as module
+from triforce_chat.lab.training.dataset import RECENT, SINKS, Dataset, Teacher, Window, sampling_choices
 from triforce_chat.lab.training.everyday import everyday
-from triforce_chat.lab.training.lessons import RECENT, SINKS, Lessons, Teacher, Window, sampling_choices
 from triforce_chat.lab.training.requests import QUESTIONS, SUMMARIES
 from triforce_chat.models.load import LoadedModel
 
@@ -53,7 +53,7 @@ class Witness:
 
     @staticmethod
     def of(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> Witness:
-        made = Witness(Teacher(loaded, builder_of(loaded), Lessons()))
+        made = Witness(Teacher(loaded, builder_of(loaded), Dataset()))
         plain, run = ExampleBuilder.running_text, made.teacher.generator.run
 
         def read(builder: ExampleBuilder, rng: random.Random, length: int) -> Example:
@@ -83,7 +83,7 @@ class Witness:
 
     def check(self, starts: list[int]) -> None:
         """All windows, in order, are those of all texts, of what stands behind ``starts``."""
-        windows, hidden = iter(self.teacher.lessons.windows), self.teacher.lessons.hidden
+        windows, hidden = iter(self.teacher.dataset.windows), self.teacher.dataset.hidden
         for text, start in zip(self.texts, starts, strict=True):
             states, at = self.states(text), start
             while at < len(text):
@@ -150,17 +150,17 @@ def test_an_answer_that_ends_is_taken_up_to_its_end(
     witness.teacher.generator.ends = torch.arange(100)
     torch.manual_seed(0)
     witness.teacher.continue_text(random.Random(1), texts=1, each=8, length=400, tokens=30)
-    counts = [window.count for window in witness.teacher.lessons.windows]
+    counts = [window.count for window in witness.teacher.dataset.windows]
     assert min(counts) < 30
     made = [text[start:] for text, start in zip(witness.texts, witness.starts, strict=True)]
     assert counts == [len(part) for part in made]
     assert all(min(part[:-1], default=100) >= 100 for part in made)
-    assert witness.teacher.lessons.size == sum(counts)
+    assert witness.teacher.dataset.size == sum(counts)
 
 
-def lessons_of(*counts: int) -> Lessons:
+def dataset_of(*counts: int) -> Dataset:
     """Windows of growing lengths; every hidden state is the token that it foretold."""
-    made = Lessons()
+    made = Dataset()
     for i, count in enumerate(counts):
         history = torch.arange(1000 * i + 1, 1000 * i + 1 + count + 5 * (i + 1))
         made.add(history.tolist(), [], history[-count:, None].float())
@@ -168,7 +168,7 @@ def lessons_of(*counts: int) -> Lessons:
 
 
 def test_a_batch_pairs_every_state_with_its_token() -> None:
-    made = lessons_of(3, 7, 1)
+    made = dataset_of(3, 7, 1)
     batch = made.batch(made.windows)
     assert batch.tokens.shape == (3, 17)
     assert batch.window.bincount().tolist() == [3, 7, 1]
@@ -179,7 +179,7 @@ def test_a_batch_pairs_every_state_with_its_token() -> None:
 
 def test_long_answers_become_several_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SCORED", 4)
-    made = lessons_of(10, 3)
+    made = dataset_of(10, 3)
     assert made.windows[:2] == [
         Window(list(range(1, 10)), 4, 0),
         Window(list(range(1, 14)), 4, 4),
@@ -189,7 +189,7 @@ def test_long_answers_become_several_windows(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_batches_shuffle_and_go_round() -> None:
-    made = lessons_of(*[1] * 10)
+    made = dataset_of(*[1] * 10)
     batches = made.batches(4, random.Random(0))
     rounds = [[next(batches).states[:, 0].tolist() for _ in range(2)] for _ in range(3)]
     seen = [[state for batch in some for state in batch] for some in rounds]
@@ -203,7 +203,7 @@ def test_batches_shuffle_and_go_round() -> None:
 
 def test_the_penalty_counts_what_the_answer_said_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SCORED", 3)
-    made, history = Lessons(), [7, 8, 9, 1, 2, 1, 3, 4]
+    made, history = Dataset(), [7, 8, 9, 1, 2, 1, 3, 4]
     made.add(history, [5], torch.zeros(5, 1), penalty=1.1)
     made.add(history, [5], torch.zeros(2, 1))
     batch = made.batch(made.windows)
@@ -214,10 +214,10 @@ def test_the_penalty_counts_what_the_answer_said_and_no_more(monkeypatch: pytest
 
 def test_every_answer_keeps_the_penalty_that_it_was_drawn_with(loaded: LoadedModel) -> None:
     damped = dataclasses.replace(loaded, sampling={"repetition_penalty": 1.1})
-    teacher = Teacher(damped, builder_of(loaded), Lessons())
+    teacher = Teacher(damped, builder_of(loaded), Dataset())
     torch.manual_seed(0)
     teacher.continue_text(random.Random(0), texts=2, each=10, length=100, tokens=20)
-    windows = teacher.lessons.windows
+    windows = teacher.dataset.windows
     assert {round(window.penalty, 3) for window in windows} == {1.0, 1.1}
     assert all(window.penalized == (window.count if window.penalty > 1 else 0) for window in windows)
 
@@ -226,17 +226,17 @@ def test_answers_to_everyday_questions(loaded: LoadedModel, monkeypatch: pytest.
     witness = Witness.of(loaded, monkeypatch)
     torch.manual_seed(0)
     witness.teacher.chat(random.Random(1), count=6, tokens=30)
-    lessons, form = witness.teacher.lessons, witness.teacher.form
+    dataset, form = witness.teacher.dataset, witness.teacher.form
     rng = random.Random(1)
     asked = [everyday(rng) for _ in range(6)]
     assert len(set(asked)) > 3
     for text, start, question, window in zip(
-        witness.texts, witness.starts, asked, lessons.windows, strict=True
+        witness.texts, witness.starts, asked, dataset.windows, strict=True
     ):
         assert text[:start] == form.render([Message("user", form.encode(question))])
         assert window.tokens == text  # shorter than what a draft sees
         assert window.count == len(text) - start <= 30
-        kept = lessons.hidden[window.offset : window.offset + window.count]
+        kept = dataset.hidden[window.offset : window.offset + window.count]
         torch.testing.assert_close(kept, witness.states(text)[start - 1 : -1], rtol=1e-4, atol=1e-4)
 
 

@@ -73,7 +73,7 @@ class Batch(NamedTuple):
         return self.penalties[self.window[rows], None]
 
 
-class Lessons:
+class Dataset:
     """Windows, and all hidden states [M, d] on the target's device."""
 
     def __init__(self) -> None:
@@ -135,10 +135,10 @@ def sampling_choices(loaded: LoadedModel) -> list[tuple[float, float]]:
 
 
 class Teacher:
-    """Makes lessons with a target on texts."""
+    """Makes a dataset with a target on texts."""
 
-    def __init__(self, loaded: LoadedModel, builder: ExampleBuilder, lessons: Lessons) -> None:
-        self.loaded, self.builder, self.lessons = loaded, builder, lessons
+    def __init__(self, loaded: LoadedModel, builder: ExampleBuilder, dataset: Dataset) -> None:
+        self.loaded, self.builder, self.dataset = loaded, builder, dataset
         self.generator = Generator(loaded.model, loaded.eos_ids)
         self.form = ChatFormat(loaded.tokenizer)
 
@@ -151,7 +151,7 @@ class Teacher:
             ids = torch.tensor(texts, device=device)
             hidden = self.loaded.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
             for text, states in zip(texts, hidden, strict=True):
-                self.lessons.add(text[SINKS:], text[:SINKS], states[SINKS + RECENT - 1 : -1].clone())
+                self.dataset.add(text[SINKS:], text[:SINKS], states[SINKS + RECENT - 1 : -1].clone())
 
     def converse(self, rng: random.Random, documents: int, each: int, length: int, tokens: int) -> None:
         """Summaries and answers: ``each`` requests about each of some documents of ``length`` tokens."""
@@ -196,4 +196,4 @@ class Teacher:
         for i, (suffix, answer, n) in enumerate(zip(suffixes, made, lengths, strict=True)):
             prefix = prefixes[i // each]
             history = [*prefix[max(SINKS, len(prefix) - RECENT) :], *suffix, *answer[:n]]
-            self.lessons.add(history, prefix[:SINKS], sampled.hidden[i, :n].clone(), penalties[i])
+            self.dataset.add(history, prefix[:SINKS], sampled.hidden[i, :n].clone(), penalties[i])
