@@ -65,12 +65,12 @@ class RankLost(TriforceError):
     def __init__(self, text: str, exit_code: int = exit_code) -> None:
         super().__init__(text)
         self.exit_code = exit_code  # that of the error which ended the rank
-        self._told = False
+        self._is_printed = False
 
-    def tell(self) -> bool:
-        """True for the first who asks. Two threads may be about to print the error, and one of them must."""
-        told, self._told = self._told, True
-        return not told
+    def claim_printing(self) -> bool:
+        """True for the first caller, which prints the error: two threads may be about to, and one of them has to."""
+        printed, self._is_printed = self._is_printed, True
+        return not printed
 
 
 class TimeLimit(TriforceError):

@@ -1,4 +1,4 @@
-"""The alarm of a step that takes too long rings until it is heard."""
+"""The alarm of a step that takes too long rings again where its exception was dropped."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def main(model: str, method: str) -> None:
         workers.send(Call(method, (Hungry() if method == "restack" else None,)))
         time.sleep(600)
     except RankLost as error:
-        if error.tell():
+        if error.claim_printing():
             print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
 

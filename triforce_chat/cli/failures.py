@@ -39,7 +39,7 @@ def failures(debug: bool) -> Iterator[None]:
         known = _as_known(error)
         if debug or known is None:
             raise
-        if not isinstance(known, RankLost) or known.tell():
+        if not isinstance(known, RankLost) or known.claim_printing():
             print_error(str(known))
         raise typer.Exit(known.exit_code) from None
 

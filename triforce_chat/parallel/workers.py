@@ -89,7 +89,7 @@ class Workers:
         time.sleep(GRACE)
         if self._exiting:
             time.sleep(GRACE)  # the main thread writes what is still to be written
-        elif self.lost.tell():
+        elif self.lost.claim_printing():
             self._restore_terminal()
             print(f"error: {self.lost}", file=sys.stderr, flush=True)
         self._kill()

@@ -47,9 +47,8 @@ class Experience:
         self.blend = AcceptanceCurve()  # of rounds in which either the arm or lookup drafts
         self.rounds = 0
         self.habit = Plan(0)  # the latest one that is no trial and no match's
-        self.lookup_expected = self.lookup_accepted = (
-            CANDID  # looked-up tokens: expected to be accepted, and accepted
-        )
+        # Looked-up tokens: how many were expected to be accepted, and how many were.
+        self.lookup_expected = self.lookup_accepted = CANDID
         self.agenda: deque[Plan] = deque()  # rounds that a calibration prescribes
         self.exploration = Exploration()
         self.round_seconds, self.round_tokens = Average(FORGET_PACE), Average(FORGET_PACE)
@@ -81,9 +80,8 @@ class Experience:
         rates = tuple(self.lookup.rates) if self.lookup else ()
         curves = tuple(arm.curve for arm in self.arms)
         ranks = None if self.trees is None else self.trees.ranks
-        return LevelAcceptance(
-            self.blend, curves, (self.lookup_expected, self.lookup_accepted), rates, ranks
-        ).copy()
+        record = self.lookup_expected, self.lookup_accepted
+        return LevelAcceptance(self.blend, curves, record, rates, ranks).copy()
 
     def use_times(self, known: LevelTimes) -> None:
         """Go on from times that were measured before, and change them unless they are fixed."""
@@ -115,10 +113,8 @@ class Experience:
         if self.lookup is not None:
             self.lookup.fade()
         share = min(1.0, CANDID / self.lookup_expected)
-        self.lookup_expected, self.lookup_accepted = (
-            share * self.lookup_expected,
-            share * self.lookup_accepted,
-        )
+        self.lookup_expected *= share
+        self.lookup_accepted *= share
 
     # What follows from them
 
@@ -308,13 +304,9 @@ class Experience:
     def _remember(self, hopes: list[float], accepted: int) -> None:
         """Update lookup's record of accepted tokens, which fades while lookup is not used."""
         forget = FORGET_RECORD if hopes else FORGET_UNUSED
-        expected, came = (1 - forget) * CANDID, (1 - forget) * CANDID
-        if hopes:
-            expected, came = sum(hopes), accepted
-        self.lookup_expected, self.lookup_accepted = (
-            forget * self.lookup_expected + expected,
-            forget * self.lookup_accepted + came,
-        )
+        unused = (1 - forget) * CANDID
+        self.lookup_expected = forget * self.lookup_expected + (sum(hopes) if hopes else unused)
+        self.lookup_accepted = forget * self.lookup_accepted + (accepted if hopes else unused)
 
     def _explored(self, plan: Plan, drafted: int) -> None:
         """Count the time of a round, and what is lost by it if it is a trial."""
