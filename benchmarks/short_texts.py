@@ -8,8 +8,8 @@ are the same at every call.
 
 from __future__ import annotations
 
+import argparse
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,4 +34,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="where the two files go")
+    main(parser.parse_args().folder)
