@@ -28,8 +28,15 @@ LONG = 124_928
 # Records of stacks on the same text, by models that the preset names.
 SAME_TEXT = (
     *("large", "medium", "large-draft", "large-7b-contexts", "large-8b", "large-13b", "large-offload"),
-    *("small-same", "small-offload-same", "7b-same-contexts", "7b-same"),
-    *("penalty-same", "8b-same", "8b-same-later", "four-bits-8b-131000"),
+    *(
+        "small-same",
+        "small-same-later",
+        "small-offload-same",
+        "7b-same-contexts",
+        "8b-same-contexts",
+        "7b-same",
+    ),
+    *("penalty-same", "8b-same", "four-bits-8b-131000"),
 )
 PEER = "llama.cpp"
 PEERS = (

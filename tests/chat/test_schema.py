@@ -56,7 +56,7 @@ LATER: list[ChatEvent] = [
         0.1,
     ),
 ]
-OUTCOME = Outcome("triforce", 10, True, 0, 0, 20, 0.5)
+OUTCOME = Outcome("triforce", 10, True, 0, 0, 20, 0, 0.5)
 
 
 def described(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

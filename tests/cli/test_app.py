@@ -701,7 +701,22 @@ def test_verify(ask: Ask) -> None:
         *("auto", "triforce", "triforce-int4", "retrieval", "streaming", "lookup", "autoregressive")
     ]
     assert all(outcome["passed"] and outcome["greedy_tokens"] == 24 for outcome in outcomes)
-    assert all(outcome["sampled_tokens"] >= 24 for outcome in outcomes)
+    assert all(outcome["sampled_tokens"] + outcome["sampled_ties"] == 24 for outcome in outcomes)
+
+
+def test_verify_leaves_out_what_these_settings_rule_out(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values that are quantized already have no quantized copy."""
+    noted: list[str] = []
+    monkeypatch.setattr("triforce_chat.cli.verify.show_notes", lambda notes, _: noted.extend(notes))
+    done = ask("verify", "a.txt", "--kv", "int8", "--tokens", 8, "--json")
+    assert done.code == 0
+    assert [outcome["stack"] for outcome in json.loads(done.out)["stacks"]] == [
+        *("auto", "triforce", "retrieval", "streaming", "lookup", "autoregressive")
+    ]
+    assert [note.partition(" keys")[0] for note in noted if note.startswith("not tested")] == [
+        "not tested: the stack 'triforce-int4' quantizes",
+        "not tested: the stack 'naive' needs a draft model: pass --draft",
+    ]
 
 
 def test_verify_finds_a_wrong_rule(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ FORWARD = {"_norm_row", "_gate", "_rotate_head", "_attend", "_join"}
 COMPILED = {
     **os.environ,
     "PYTHONWARNINGS": "ignore",
-    "PYTHONPATH": f"{Path(__file__).parents[1]}:{Path.cwd()}",
+    "PYTHONPATH": os.pathsep.join(sys.path),
 }
 COMPILED.pop("TRITON_INTERPRET", None)  # tests' own processes interpret the kernels
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from triforce_chat.engine.draft import Draft
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.exactness import (
     SamplingTest,
+    favouring,
     gaps,
     judge,
     kolmogorov_p,
@@ -26,7 +28,7 @@ from triforce_chat.engine.exactness import (
 )
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.sampling import executor, ops
-from triforce_chat.engine.sampling.ops import Randomness, Uniforms
+from triforce_chat.engine.sampling.ops import Randomness, Uniforms, warp_fully
 from triforce_chat.engine.sampling.options import Sampling
 
 ALARM = 1e-4
@@ -116,12 +118,16 @@ def test_a_biased_rule_is_caught(
     assert p_value(rough, answers) < ALARM
 
 
-def test_drawing_without_a_filter_is_caught(rough: Lab) -> None:
-    """Answers of the unfiltered law, judged under top-k."""
-    engine, request = rough.engine("naive"), Request(rough.text(40), MADE, Sampling(1.0, top_k=4))
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1.0, top_k=4), Sampling(1.0, top_p=0.7), Sampling(1.0, min_p=0.2)]
+)
+def test_drawing_without_a_filter_is_caught(rough: Lab, sampling: Sampling) -> None:
+    """Answers of the unfiltered law, judged under a filter."""
+    engine, request = rough.engine("naive"), Request(rough.text(40), MADE, sampling)
     made = tokens_of(engine, Request(request.prompt, MADE, Sampling(1.0, seed=3)))
     test = SamplingTest()
     test.add(engine, request, made)
+    assert test.ties == 0
     assert test.p_value < ALARM
 
 
@@ -137,6 +143,92 @@ def test_a_certain_token_is_no_evidence_and_an_impossible_one_is_proof() -> None
     assert test.p_value > ALARM
     test._add(certain, 2)
     assert test.p_value < ALARM
+
+
+# Tokens at the border of what filters keep
+
+
+class Rounding:
+    """An engine whose target gives four tokens the same scores everywhere; few rows add ``off`` to the first one's."""
+
+    def __init__(self, temperature: float, off: float) -> None:
+        self.scores = temperature * torch.tensor([0.5, 0.3, 0.12, 0.08]).log()
+        self.off = off * torch.tensor([1, 0, 0, 0])
+
+    def rescore(self, request: Request, made: Sequence[int], rows: int = 64) -> Any:  # noqa: ARG002
+        block = (self.scores + self.off * (rows < 64)).repeat(len(made), 1)
+        yield block, torch.tensor(made)
+        block.fill_(math.nan)  # it was valid until now
+
+
+@pytest.mark.parametrize(
+    ("sampling", "enough"),  # by how much scores must be off for the third token to be kept
+    [
+        (Sampling(1.0, top_k=2), math.log(0.3 / 0.12) / 2),
+        (Sampling(1.0, top_p=0.79), math.log(0.8 / 0.2 / (0.79 / 0.21)) / 2),
+        (Sampling(1.0, min_p=0.25), math.log(0.5 * 0.25 / 0.12) / 2),
+        (Sampling(1.0, top_k=2, top_p=0.79, min_p=0.25), math.log(0.3 / 0.12) / 2),
+        (Sampling(0.5, min_p=0.25), math.log(0.5 * 0.25 / 0.12) / 4),
+    ],
+)
+def test_only_a_token_that_rounding_leaves_out_is_a_tie(sampling: Sampling, enough: float) -> None:
+    for off, ties in ((1.05 * enough, 1), (0.95 * enough, 0)):
+        engine: Any = Rounding(sampling.temperature, off)
+        test = SamplingTest()
+        test.add(engine, Request([3], 5, sampling), [0, 1, 2, 0, 1])
+        assert (test.ties, len(test.transformed)) == (ties, 5 - ties)
+        assert (test.p_value > ALARM) == bool(ties)
+
+
+@pytest.mark.parametrize("token", [0, 1])
+def test_rounding_is_measured_for_nothing_else(token: int) -> None:
+    asked: list[int] = []
+
+    class Counting(Rounding):
+        def rescore(self, request: Request, made: Sequence[int], rows: int = 64) -> Any:
+            asked.append(rows)
+            return super().rescore(request, made, rows)
+
+    engine: Any = Counting(1.0, 1.0)
+    SamplingTest().add(engine, Request([3], 1, Sampling(1.0, top_k=1)), [token])
+    assert (len(asked) > 1) == (token == 1)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        *(Sampling(1.0, top_k=3), Sampling(1.0, top_p=0.6), Sampling(0.7, min_p=0.3)),
+        Sampling(1.3, top_k=5, top_p=0.8, min_p=0.1),
+    ],
+)
+def test_no_scores_within_rounding_keep_a_token_that_the_favouring_ones_do_not(sampling: Sampling) -> None:
+    generator, off, found = torch.Generator().manual_seed(1), 0.2, set()
+    for _ in range(30):
+        scores = torch.randn(12, generator=generator)
+        noise = 2 * torch.rand(2, 500, 12, generator=generator) - 1
+        moved = scores + off * torch.cat([noise[0], noise[1].sign()])
+        kept = (warp_fully(moved, sampling) > 0).any(0)
+        for token in range(12):
+            favoured = favouring(token, scores, off)
+            assert (favoured - scores).abs().max() <= off + 1e-6
+            possible = bool(warp_fully(favoured, sampling)[token] > 0)
+            assert possible or not kept[token]
+            found.add((possible, bool(warp_fully(scores, sampling)[token] > 0)))
+    assert found == {(True, True), (True, False), (False, False)}
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(1.0, top_k=1), Sampling(1.0, top_p=0.01), Sampling(1.0, min_p=1 - 1e-7)]
+)
+def test_a_token_beside_a_twin_is_no_evidence(rough: Lab, sampling: Sampling) -> None:
+    """Whichever of them the filter leaves out; another one, whose score is clearly lower, is a proof."""
+    prompt = rough.text(30)
+    engine, choice, twin = twins(rough, prompt, 2e-7)
+    for token, exact in ((choice, True), (twin, True), ((choice + 1) % 48, False)):
+        test = SamplingTest()
+        test.add(engine, Request(prompt, 1, sampling), [token])
+        assert test.ties + len(test.transformed) == 1
+        assert (test.p_value > ALARM) == exact
 
 
 # Kolmogorov's distribution
@@ -284,4 +376,5 @@ def test_judging_leaves_the_cache_usable(rough: Lab) -> None:
     made = tokens_of(engine, request)
     judge(engine, request, [*made[:-1], (made[-1] + 1) % 48], made)
     sampling_test(engine, Request(request.prompt, 4, WARM), range(2))
+    SamplingTest().add(engine, replace(request, sampling=Sampling(1.0, top_k=1)), [(made[0] + 1) % 48])
     assert tokens_of(engine, request) == made == rough.greedy(request.prompt, MADE)

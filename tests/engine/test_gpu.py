@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache.layout import Budget
-from triforce_chat.engine.cache.offload import OffloadedKV
+from triforce_chat.engine.cache.offload import BUFFERS, OffloadedKV
 from triforce_chat.engine.cache.quantization import FP8, INT4, INT8, format_name
 from triforce_chat.engine.cache.quantized import storage_for
 from triforce_chat.engine.cache.shape import Shape
@@ -25,7 +26,7 @@ from triforce_chat.engine.cache.view import KVView
 from triforce_chat.engine.detokenizer import TextCodec
 from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Verified
-from triforce_chat.engine.exactness import tokens_of
+from triforce_chat.engine.exactness import judge, tokens_of
 from triforce_chat.engine.forward.attention import causal_attention, folded_attention, read_attention
 from triforce_chat.engine.forward.attention_backend import (
     FLASH_ATTN,
@@ -218,18 +219,26 @@ KEPT = (INT8, INT4, FP8)
 
 
 def narrow_engine(
-    kv: torch.dtype, stack: str, storage: Any = storage_for, dtype: torch.dtype = torch.bfloat16
+    kv: torch.dtype,
+    stack: str,
+    storage: Any = storage_for,
+    dtype: torch.dtype = torch.bfloat16,
+    layers: int = 2,
 ) -> Engine:
     torch.manual_seed(11)
-    model = random_model(head_dim=64).to("cuda", dtype)
+    model = random_model(head_dim=64, num_hidden_layers=layers).to("cuda", dtype)
     draft = perturbed(model, 0.02)
     options = StackOptions(name=stack, gamma=5, draft_gamma=2, budget=SMALL_BUDGET)
     target = Runner(copy.deepcopy(model), kv=kv)
     return Engine(target, 1024, TextCodec(spell), Runner(draft), options, storage=storage)
 
 
-@pytest.mark.parametrize("kv", KEPT, ids=format_name)
-@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize(
+    ("stack", "kv"),
+    # Of groups no copy in 4 bits is made.
+    [(stack, kv) for stack in STACKS for kv in KEPT if stack != "triforce-int4" or kv == FP8],
+    ids=lambda given: given if isinstance(given, str) else format_name(given),
+)
 def test_greedy_over_narrow_keys_equals_plain_decoding(stack: str, kv: torch.dtype) -> None:
     engine = narrow_engine(kv, stack)
     assert engine.full.write_slot() is not None
@@ -243,10 +252,35 @@ def test_samples_over_narrow_keys_follow_the_targets_law(kv: torch.dtype) -> Non
     assert sampling_test(engine, asked, range(4)).p_value > 1e-4
 
 
-def test_host_memory_gives_the_same_tokens_in_fp8() -> None:
-    near, far = narrow_engine(FP8, "triforce"), narrow_engine(FP8, "triforce", OffloadedKV)
+def near_and_far(dtype: torch.dtype) -> Iterator[Engine]:
+    """One engine with keys and values on the GPU, one with them in host memory: a layer more than it has buffers."""
+    for storage in (storage_for, OffloadedKV):
+        yield narrow_engine(FP8, "triforce", storage, dtype, BUFFERS + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=format_name)
+def test_host_memory_gives_the_same_tokens_in_fp8(dtype: torch.dtype) -> None:
+    """But for ties: few tokens read keys on the GPU by Triton's kernel, and those of host memory by torch's.
+
+    How both round decides what a tie is, as forwards of many tokens take torch's kernel on the GPU, too.
+    """
+    near, far = near_and_far(dtype)
     request = Request([*PROMPT, *PROMPT], 60)
-    assert tokens_of(far, request) == tokens_of(near, request)
+    assert judge(near, request, tokens_of(far, request), tokens_of(near, request)).mismatches == 0
+
+
+# In bfloat16, attention as sharp as that of random weights makes much of rounding.
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-3), (torch.bfloat16, 0.1)])
+def test_host_memory_gives_the_same_numbers_in_fp8(dtype: torch.dtype, tolerance: float) -> None:
+    """Scores, keys and values of a text that is fed a few tokens at a time."""
+    text, found = Request([*PROMPT, *PROMPT], 60), []
+    for engine in near_and_far(dtype):
+        scores = [scores.clone() for scores, _ in engine.rescore(text, PROMPT[:60], rows=6)]
+        kept = (layer_of(engine.full.storage, layer) for layer in range(BUFFERS + 1))
+        end = engine.full.length
+        found.append([torch.cat(scores), *(part[:, :end].float() for parts in kept for part in parts)])
+    for near, far in zip(*found, strict=True):
+        assert (near.cpu() - far.cpu()).abs().mean() < tolerance * near.abs().mean()
 
 
 @pytest.mark.parametrize("kv", KEPT, ids=format_name)

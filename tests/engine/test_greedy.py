@@ -16,6 +16,7 @@ from triforce_chat.engine.engine import Engine, Request
 from triforce_chat.engine.events import Finished, Prefilled, Rebuilt
 from triforce_chat.engine.speculation.plan import Plan
 from triforce_chat.engine.speculation.planner import Planner
+from triforce_chat.engine.speculation.speculative import Speculative
 from triforce_chat.engine.speculation.stack_specs import STACKS
 from triforce_chat.engine.speculation.stacks import Builder, StackOptions
 from triforce_chat.errors import UsageError
@@ -50,6 +51,23 @@ def test_the_list_of_stacks_is_complete(lab: Lab) -> None:
     engine = lab.engine()
     builder = Builder(lab.target, engine.full, lab.draft, StackOptions(), lambda _: None)
     assert set(builder.makers()) == set(STACKS)
+
+
+def test_with_smaller_weights_of_its_own_the_middle_level_is_considered_earlier(lab: Lab) -> None:
+    engine = lab.engine()
+    budget = StackOptions().budget.tokens
+    for middle, expected in (("full", 2 * budget), ("int8", budget)):
+        options = StackOptions(middle=middle)
+        builder = Builder(lab.target, engine.full, lab.draft, options, lambda _: None)
+        assert builder.worth_above == expected
+
+
+def test_tests_of_the_draft_model_count_for_both_levels_that_it_drafts_for(lab: Lab) -> None:
+    top = lab.engine("auto").top
+    level, draft = top.planner.arms
+    assert isinstance(level.drafter, Speculative)
+    (below,) = level.drafter.planner.arms
+    assert draft.curve is below.curve
 
 
 @pytest.mark.parametrize("draft", [True, False], ids=["draft", "no-draft"])

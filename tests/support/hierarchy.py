@@ -112,13 +112,16 @@ class Hierarchy:
         nobody = cast("Drafter", Nobody())
         self.level = Arm(
             nobody,
-            forecast=lambda _: machine.middle / plain,
+            forecast=lambda length: machine.middle / plain / self.middle.expected_gain(length),
             hope=LEVEL_HOPE,
-            pace=lambda: self.middle.pace,
+            pace=lambda: self.middle.expected_pace,
+            spent=lambda: self.middle.spent,
             guess=LEVEL_GUESS,
         )
         self.model = Arm(nobody, forecast=lambda _: machine.drafted_above / plain)
         below = Arm(nobody, forecast=lambda _: machine.drafted / machine.middle)
+        if self.name == "auto":
+            self.model.pair_with(below)
         self.middle = Planner([below], NgramLookup(), most=MOST_DRAFT_GAMMA, row=row)
         made: dict[str, tuple[list[Arm], NgramLookup | None, bool]] = {
             "auto": ([self.level, self.model], NgramLookup(), True),

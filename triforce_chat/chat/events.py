@@ -213,6 +213,7 @@ class Outcome:
     ties: int
     mismatches: int
     sampled_tokens: int
+    sampled_ties: int
     p_value: float
 
     @property

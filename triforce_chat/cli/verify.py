@@ -18,6 +18,7 @@ from triforce_chat.settings.settings import AUTO
 
 if TYPE_CHECKING:
     from triforce_chat.engine.protocol import EngineProtocol
+    from triforce_chat.engine.speculation.stacks import StackOptions
     from triforce_chat.settings.settings import Settings
 
 TOKENS, QUICK_TOKENS = 512, 64  # decoded by each stack in each test
@@ -57,8 +58,9 @@ def verify(
     from triforce_chat.lab.evaluation.exactness_suite import verify_stacks
     from triforce_chat.settings.engine_options import stack_for
 
-    names = stacks_to_test(options, engine)
     stack = stack_for(settings, target)
+    names, reasons = stacks_to_test(options, engine, stack)
+    show_notes(reasons, screen)
     text = "\n\n".join(texts) or prompt("verify")
     outcomes = []
     for outcome in verify_stacks(engine, target, text, stack, names, tokens):
@@ -85,8 +87,20 @@ def tested(options: Options, quantized: bool) -> Settings:
     )
 
 
-def stacks_to_test(options: Options, engine: EngineProtocol) -> list[str]:
-    """The stack that the user named, or all that this engine can run."""
+def stacks_to_test(
+    options: Options, engine: EngineProtocol, stack: StackOptions
+) -> tuple[list[str], list[str]]:
+    """The stack that the user named, or all that this engine can run with the other options of ``stack``.
+
+    And why each of the others is not tested.
+    """
     if options.stack != "auto":
-        return [options.stack]
-    return [name for name, spec in STACKS.items() if engine.draft or not spec.needs_draft]
+        return [options.stack], []
+    able, reasons = [], []
+    for name in STACKS:
+        try:
+            engine.check(dataclasses.replace(stack, name=name))
+            able.append(name)
+        except UsageError as error:
+            reasons.append(f"not tested: {error}")
+    return able, reasons

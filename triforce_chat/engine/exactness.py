@@ -58,8 +58,8 @@ def differences(engine: EngineProtocol, request: Request, made: Sequence[int]) -
     differing = [gap for gap, chosen in gaps(engine, request, made) if not chosen]
     if not differing:
         return Differences(0, 0, 0.0)
-    # Both scores may be off by as much, one up and one down.
-    ties = sum(gap <= 2 * rounding(engine, request, made) for gap in differing)
+    off = rounding(engine, request, made)
+    ties = sum(gap <= 2 * off for gap in differing)  # both scores may be off by as much, one up and one down
     return Differences(ties, len(differing) - ties, max(differing))
 
 
@@ -97,20 +97,34 @@ class SamplingTest:
 
     It combines two statistics over all tokens: the randomized probability integral transform, which is uniform if the
     distribution is right, and the surprisal -log p minus its expectation, which detects over-confident copying.
+
+    At the border of what top-k, top-p and min-p keep, the target's own rounding decides whether a token can be drawn at
+    all. One that rounding alone leaves out of the conditionals is counted in ``ties`` and is not tested: without it,
+    tokens follow just these conditionals. Any other impossible token is proof of a wrong distribution.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.transformed: list[float] = []
         self.surprise = self.variance = 0.0
+        self.ties = 0
 
     def add(self, engine: EngineProtocol, request: Request, made: Sequence[int]) -> None:
         """Add the tokens of one sampled answer."""
+        impossible: list[tuple[Tensor, int]] = []  # scores [V] and a token that filters leave out by them
         for scores, tokens in engine.rescore(request, made):
-            for row, token in zip(
-                warp_fully(scores, request.sampling).double().cpu(), tokens.tolist(), strict=True
-            ):
-                self._add(row, token)
+            rows = warp_fully(scores, request.sampling).double().cpu()
+            for own, row, token in zip(scores, rows, tokens.tolist(), strict=True):
+                if row[token] > 0:
+                    self._add(row, token)
+                else:
+                    impossible.append((own.clone(), token))
+        off = rounding(engine, request, made) if impossible else 0.0
+        for own, token in impossible:
+            if warp_fully(favouring(token, own, off), request.sampling)[token] > 0:
+                self.ties += 1
+            else:
+                self._add(warp_fully(own, request.sampling).double().cpu(), token)
 
     def _add(self, p: Tensor, token: int) -> None:
         share = float(torch.rand((), generator=self.generator, dtype=torch.float64))
@@ -129,6 +143,15 @@ class SamplingTest:
         if self.variance == 0:
             return 1.0 if self.surprise == 0 else 0.0
         return math.erfc(abs(self.surprise) / math.sqrt(2 * self.variance))
+
+
+def favouring(token: int, scores: Tensor, off: float) -> Tensor:
+    """Of all scores within ``off`` of these [V], those by which filters are the likeliest to keep a token.
+
+    As few tokens as possible are above it, with as small a share of the probability as possible.
+    """
+    most = scores[token] + off
+    return torch.where(scores - off > most, scores - off, (scores + off).clamp_max(most))
 
 
 def kolmogorov_p(values: Sequence[float]) -> float:

@@ -76,8 +76,11 @@ class RankZeroEngine:
     def decode(self) -> Callable[[Sequence[int]], str]:
         return self.engine.decode
 
-    def restack(self, options: StackOptions) -> None:
+    def check(self, options: StackOptions) -> None:
         self.engine.check(options)
+
+    def restack(self, options: StackOptions) -> None:
+        self.check(options)
         with shut_down_on_error(self.workers):
             self.workers.send(Call("restack", (options,)))
             self.engine.restack(options)

@@ -11,9 +11,11 @@ def show_outcome(outcome: Outcome, screen: Screen) -> None:
     greedy = f"{outcome.greedy_tokens} greedy tokens, {outcome.mismatches} differ"
     if outcome.ties:
         greedy += f", {outcome.ties} near ties"
+    sampled = f"{outcome.sampled_tokens} sampled tokens, p = {outcome.p_value:.3f}"
+    if outcome.sampled_ties:
+        sampled += f", {outcome.sampled_ties} near ties"
     screen.out.print(
-        f"{'exact ' if outcome.passed else 'FAILED'} {outcome.stack:<15} {greedy}; "
-        f"{outcome.sampled_tokens} sampled tokens, p = {outcome.p_value:.3f}",
+        f"{'exact ' if outcome.passed else 'FAILED'} {outcome.stack:<15} {greedy}; {sampled}",
         markup=False,
         highlight=False,
         soft_wrap=True,

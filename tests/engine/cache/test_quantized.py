@@ -265,11 +265,14 @@ def test_turns_and_rewinds(labs: dict[torch.dtype, Lab], kv: torch.dtype) -> Non
         assert made == tokens_of(lab.engine("autoregressive", context=900), asked)
 
 
-def test_what_is_not_built_is_one_line(labs: dict[torch.dtype, Lab]) -> None:
-    engine = labs[INT8].engine()
+@pytest.mark.parametrize("kv", [INT8, INT4])
+def test_what_is_not_built_is_one_line(labs: dict[torch.dtype, Lab], kv: torch.dtype) -> None:
+    engine = labs[kv].engine()
     assert engine.forkable is None
-    with pytest.raises(UsageError, match="--kv int8"):
+    with pytest.raises(UsageError, match=r"trees .*--kv int8 or --kv int4"):
         engine.check(StackOptions("naive", tree=TreeOptions("sequoia")))
+    with pytest.raises(UsageError, match=r"'triforce-int4' quantizes .*--kv int8 or --kv int4"):
+        engine.check(StackOptions("triforce-int4"))
 
 
 def test_a_quantized_view_may_end_within_a_group() -> None:

@@ -14,6 +14,9 @@ from triforce_chat.engine.forward import prefill_attention
 from triforce_chat.engine.forward.attention import causal_attention, folded_attention, joined_attention
 
 Part = tuple[Tensor, Tensor]
+LAST_PLACE = torch.finfo(
+    torch.bfloat16
+).eps  # the distance of a number of bfloat16 to the next, relative to it
 
 
 def plainly(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Part:
@@ -168,7 +171,9 @@ def test_groups_in_pairs_are_all_earlier_groups_on_a_gpu(
     found = prefill_attention.over_groups(query, view, dim**-0.5)[:, :, -90:]
     mask = seen_by(view.length - n, n)[-90:].cuda()
     expected = folded_attention(query[:, :, -90:], view._replace(visible=mask), dim**-0.5)
-    assert torch.allclose(found.float(), expected.float(), atol=6e-3)
+    # Both end with a rounding to bfloat16: sums that are almost equal may become neighbours among its numbers. After
+    # 130 tokens some results are as large as 1.4, where these are 2**-7 apart.
+    assert torch.allclose(found.float(), expected.float(), rtol=LAST_PLACE, atol=4e-3)
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import random
 from statistics import mean
@@ -366,6 +367,19 @@ def measured(plain: float = 0.1, rest: int = 1000, forecast: float = 0.5) -> Pla
 def test_a_first_trial_must_be_worth_it(rest: int, forecast: float, trials: int) -> None:
     """It costs about half a step, and wins what its drafter saves in the rest of the answer if all goes well."""
     assert tried(measured(rest=rest, forecast=forecast), 1) == trials
+
+
+def test_what_lookup_makes_is_nothing_that_a_trial_could_win() -> None:
+    planner = measured(forecast=0.45)
+    planner.lookup = NgramLookup()
+    assert tried(copy.deepcopy(planner), 1) == 1
+    for _ in range(60):
+        planner.learn(Plan(15), ORDERS, 15, 15, 0.0, 0.1)
+    planner.rounds = TRY_AFTER
+    assert planner.left_to_arms < 0.3 * planner.expected_rest
+    for _ in range(2):
+        planner.learn(Plan(0), 0, 0, 0, 0.0, 0.1)
+    assert tried(planner, 1) == 0
 
 
 def test_a_long_first_trial_gives_way_to_a_short_one_for_which_nothing_is_to_be_captured() -> None:

@@ -34,6 +34,9 @@ H200_8B = machine(8.75, 0.04, 0.35, 8.55, 2.5, 0.04, 0.13, 0.15, 2.0, 2.5)
 H200_7B = machine(19.6, 0.05, 0.4, 19.25, 2.9, 0.05, 0.13, 0.15, 2.0, 9.3)
 PENALTY = H200_7B._replace(drafted=0.0003, drafted_above=0.00035)
 H200_SMALL = machine(2.15, 0.02, 0.3, 1.93, 1.15, 0.02, 0.13, 0.15, 1.0, 0.7)
+# The same 7B's shape at 8,192 tokens, and the small model, with the small draft's own kernels.
+H200_7B_8K = machine(5.75, 0.03, 0.3, 5.6, 2.9, 0.04, 0.05, 0.06, 1.0, 0.6)
+H200_SMALL_DRAFT = H200_SMALL._replace(drafted=0.00005, drafted_above=0.000055)
 # Two cores and the small model, at 4,096, 8,192 and 32,768 tokens.
 CORES_4K = machine(14.7, 3.2, 0.2, 0, 13.5, 2.2, 4.0, 4.0, 0, 4.0)
 CORES_8K = machine(20.9, 3.2, 0.2, 0, 13.5, 2.2, 4.0, 4.0, 0, 8.0)
@@ -44,6 +47,7 @@ HOT = Kind((0.75, 0.5), (0.95, 0.89))
 WARM = Kind((0.85, 0.6), (0.96, 0.9), easy=0.55, trust=0.6, copied=0.15)
 COLD = Kind((0.97, 0.7), (0.995, 0.96), easy=0.7, trust=1.0, copied=0.6)
 PENALIZED = Kind((0.75, 0.52), (0.92, 0.84), trust=0.1)
+HARD = Kind((0.6, 0.35), (0.98, 0.95), trust=0.1)  # drafts fail, but the middle level is nearly the target
 CORES_WARM = Kind((0.72, 0.5), (0.99, 0.95), trust=0.4, copied=0.05)
 CORES_COLD = Kind((0.9, 0.6), (0.995, 0.97), trust=0.7, copied=0.4)
 
@@ -57,6 +61,8 @@ CELLS: dict[str, tuple[Machine, list[Kind], float]] = {
     "7B warm": (H200_7B, [HOT, COLD, WARM], 0.93),
     "7B penalty": (PENALTY, [PENALIZED, PENALIZED], 0.94),
     "small hot": (H200_SMALL, [COLD, WARM, HOT], 0.93),
+    "7B 8K hard": (H200_7B_8K, [COLD, WARM, HARD], 0.925),
+    "small hard": (H200_SMALL_DRAFT, [COLD, WARM, HARD], 0.9),
     "cores 8K": (CORES_8K, [CORES_COLD, CORES_WARM], 0.96),
     "cores 32K": (CORES_32K, [CORES_WARM], 0.92),
     "cores 32K cold": (CORES_32K, [CORES_COLD], 0.92),
@@ -122,6 +128,46 @@ def test_what_a_level_takes_beside_its_rounds_is_no_cost_of_its_tokens() -> None
     other.learn_cost(0.012, 1, 1, 1)
     other.learn_cost(0.012, 1, 1, 1)
     assert other.seconds(10) == pytest.approx(0.12)
+
+
+def test_what_a_level_s_own_rounds_took_by_bad_luck_is_no_cost_of_the_whole() -> None:
+    """Three tokens are expected to take 6 ms, and its rounds took 20."""
+    spent = [0.0]
+    arm = Arm(cast("Drafter", Nobody()), pace=lambda: 0.002, spent=lambda: spent[0])
+    for _ in range(3):
+        spent[0] += 0.02
+        arm.learn_cost(0.021, 3, 3, 1, arm.rounds_took())
+    assert arm.overhead.mean == pytest.approx(0.001)
+    assert arm.rounds_took() == 0.0
+
+
+def test_a_level_is_expected_to_take_what_its_drafts_are_worth_now() -> None:
+    """By the tests of the same model's drafts for the target, while the level itself is not used."""
+    above, below = (Arm(cast("Drafter", Nobody()), forecast=lambda _: 0.02) for _ in range(2))
+    above.pair_with(below)
+    level = Planner([below], most=8)
+    assert level.expected_gain(100) == 1.0
+    assert level.expected_pace == 0.0
+    for _ in range(40):
+        level.learn(Plan(4, below), 0, 4, 4, 0.0002, 0.003)
+    easy = level.expected_gain(100), level.expected_pace
+    for _ in range(200):
+        above.curve.learn(4, 0)
+    assert level.expected_gain(100) < easy[0] / 2
+    assert level.expected_pace > 1.5 * easy[1]
+    above.use_curve(AcceptanceCurve())
+    assert below.curve is above.curve
+    below.restart()
+    assert below.curve is above.curve
+    assert not above.curve.tested
+
+
+def test_a_level_without_drafters_takes_what_its_rounds_took() -> None:
+    """Lookup drafts for it."""
+    level = Planner([], NgramLookup(), most=8)
+    for _ in range(3):
+        level.learn(Plan(3), 0, 3, 1, 0.0, 0.004)
+    assert level.expected_pace == pytest.approx(level.pace) == pytest.approx(0.002)
 
 
 def test_a_draft_that_was_interrupted_does_not_stand() -> None:

@@ -74,15 +74,19 @@ class Arm:
     # What a drafted token is expected to cost after so many, as a share of plain decoding's; 0: not known
     forecast: Callable[[int], float] = lambda _: 0.0
     hope: float = HOPE  # acceptance that is hoped for before the first tests
-    # Seconds per token by the drafter's own rounds, where it is a level, which makes rounds; 0: not known
+    # Expected seconds per token by the drafter's own rounds, where it is a level, which makes rounds; 0: not known
     pace: Callable[[], float] = lambda: 0.0
+    spent: Callable[[], float] = lambda: 0.0  # seconds of all of these rounds so far
     cost: Average = field(default_factory=lambda: Average(FORGET))  # seconds per drafted token
     # Seconds that a draft of a level takes beside its rounds: a launch, catching up, building a cache
     overhead: Average = field(default_factory=lambda: Average(FORGET))
     excess: Average = field(default_factory=lambda: Average(FORGET))  # tokens drafted beyond those requested
     guess: Guess = GUESS
     surplus: int = 0  # tokens that its drafts may have beyond those asked for: a level makes whole rounds
+    # The arm of another level that drafts by the same model: what tests show of either's drafts, they show of both.
+    twin: Arm | None = field(default=None, init=False)
     curve: AcceptanceCurve = field(init=False)
+    counted: float = 0.0  # seconds of its drafter's rounds up to the latest draft
     trials: int = 0  # number of first trials so far
     again: bool = False  # whether the latest trial came after the first ones
     asked: bool = False  # whether it was ever asked to draft
@@ -97,10 +101,19 @@ class Arm:
     def measured(self) -> bool:
         return self.cost.weight > 0
 
-    def learn_cost(self, seconds: float, asked: int, made: int, now: int) -> None:
-        """Learn what drafting ``made`` tokens cost in round ``now``; ``asked`` were requested."""
+    def rounds_took(self) -> float:
+        """Seconds that the drafter's own rounds have taken since this was last asked."""
+        before, self.counted = self.counted, self.spent()
+        return self.counted - before
+
+    def learn_cost(self, seconds: float, asked: int, made: int, now: int, rounds: float = 0.0) -> None:
+        """Learn what drafting ``made`` tokens cost in round ``now``; ``asked`` were requested.
+
+        ``rounds``: of these seconds, those of the drafter's own rounds, where it makes rounds.
+        """
         each, usual, weight = self.pace() or seconds / made, self.cost.mean, FIRST if self.warmups else 1.0
-        self.overhead.add(min(seconds, OUTLIER * self.seconds(made) or seconds) - each * made, weight)
+        whole = min(seconds, OUTLIER * self.seconds(made) or seconds) - (rounds or each * made)
+        self.overhead.add(max(0.0, whole), weight)
         if each < usual / (PREPARED if self.cost.weight > 1 else DISTURBED):
             self.cost.clear()
         elif usual:
@@ -128,15 +141,27 @@ class Arm:
         if self.measured:
             self.trials, self.measured_at = len(TRIALS), now
 
+    def pair_with(self, other: Arm) -> None:
+        """Learn acceptance together with the arm of another level that drafts by the same model."""
+        self.twin, other.twin = other, self
+        self._use_both(self.curve)
+
+    def _use_both(self, curve: AcceptanceCurve) -> None:
+        self.curve = curve
+        if self.twin is not None:
+            self.twin.curve = curve
+
     def use_curve(self, curve: AcceptanceCurve) -> None:
         """Go on from acceptance that was learnt before."""
-        curve.alike, self.curve = self.curve.alike, curve
+        curve.alike = self.curve.alike
+        self._use_both(curve)
 
     def restart(self) -> None:
         """Forget everything that was learnt."""
         fresh = Arm(self.drafter, guess=self.guess)
         self.cost, self.excess, self.overhead = fresh.cost, fresh.excess, fresh.overhead
-        self.curve, self.warmups = fresh.curve, 1
+        self._use_both(fresh.curve)
+        self.warmups = 1
         self.trials, self.again, self.asked, self.measured_at, self.patience = 0, False, False, 0, TRY_AGAIN
 
     @property

@@ -40,6 +40,7 @@ class Experience:
         self.investment, self.row = investment, row
         self.sequences = 1
         self.expected = Expected(0.0, 0.0)
+        self.spent = 0.0  # seconds of all timed rounds
         self._begin()
 
     def _begin(self) -> None:
@@ -52,6 +53,7 @@ class Experience:
         self.agenda: deque[Plan] = deque()  # rounds that a calibration prescribes
         self.exploration = Exploration()
         self.round_seconds, self.round_tokens = Average(FORGET_PACE), Average(FORGET_PACE)
+        self.unmatched = Average(FORGET_PACE, 1.0, 1.0)  # share of the tokens that came without lookup
 
     # Figures that outlive this process
 
@@ -172,6 +174,7 @@ class Experience:
         """
         self._expect(plan, match, drafted, accepted, drafting, verifying)
         self._explored(plan, drafted)
+        self.unmatched.add(float(plan.arm is not None or not drafted), 1 + accepted)
         timed = timed or self.investment.unlimited
         if timed:
             self._learn_pace(drafting + verifying + self.times.gap.mean, 1 + accepted)
@@ -199,8 +202,9 @@ class Experience:
         self._learn_chain(drafted, accepted)
         # First, as then a level knows what its rounds took.
         arm.drafter.judged(drafted, accepted)
+        rounds = arm.rounds_took()
         if drafted and timed:
-            arm.learn_cost(drafting, plan.n, drafted, self.rounds)
+            arm.learn_cost(drafting, plan.n, drafted, self.rounds, rounds)
         elif plan.trial if drafted else plan.n and not arm.asked:
             # Something was captured in it, or its cache had to be built first: that was no trial.
             arm.trials = max(0, arm.trials - 1)
@@ -208,6 +212,7 @@ class Experience:
         arm.curve.learn(drafted, accepted)
 
     def _learn_pace(self, seconds: float, tokens: int) -> None:
+        self.spent += seconds
         usual = self.round_seconds.mean
         self.round_seconds.add(min(seconds, OUTLIER * usual or seconds))
         self.round_tokens.add(tokens)
@@ -250,6 +255,7 @@ class Experience:
         if timed or self.investment.unlimited:
             self._learn_plain_time(seconds)
         self._remember([], 0)
+        self.unmatched.add(1.0)
         self.exploration.passes(self.times.undrafted.mean, self._plain_loss)
         self.expected = Expected(self.expected.seconds + self.times.undrafted.mean, self.expected.tokens + 1)
 

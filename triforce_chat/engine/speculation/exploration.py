@@ -103,7 +103,7 @@ class Exploration:
         dear = forecast > 0 and hopes[best_length] * step > ALREADY
         if best.arm is not arm and planner.rounds <= TRY_AFTER and (planner.overlaps or not dear):
             return 0
-        won = planner.expected_rest * (1 / best.rate - 1 / hopes[best_length]) if best.rate else math.inf
+        won = planner.left_to_arms * (1 / best.rate - 1 / hopes[best_length]) if best.rate else math.inf
         for n in (many, few):
             loss = planner.loss(n, n * (forecast * step or step), best.rate, 0.0) + planner.capturing(arm, n)
             pays = best.arm is arm or self.worth(loss, won)
@@ -126,7 +126,7 @@ class Exploration:
             return 0
         rest = planner.expected_rest / best if best else math.inf
         able = not planner.may_be_plain or self.affords(loss, rest)
-        return n if able or self.worth(loss, planner.expected_rest * (1 / best - 1 / optimistic)) else 0
+        return n if able or self.worth(loss, planner.left_to_arms * (1 / best - 1 / optimistic)) else 0
 
     def _optimistic_rate(self, planner: Planner, arm: Arm, most: int) -> float:
         """What an arm would promise if its tests were unlucky and, before others followed, its first trials disturbed.

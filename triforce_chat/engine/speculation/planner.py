@@ -73,6 +73,32 @@ class Planner(Experience):
         drafted = [1 / self._drafted(arm, self.most).rate for arm in self.arms if arm.measured]
         return self.times.plain_seconds, min([self.times.plain_seconds, *drafted])
 
+    def expected_gain(self, length: int) -> float:
+        """How many times as fast as without drafts its rounds after ``length`` tokens may be, before any was made.
+
+        1 as long as nothing is known of its drafts.
+        """
+        found = [1.0]
+        for arm in self.arms:
+            if arm.curve.tested:
+                each = arm.forecast(length) + self.row
+                hopes = list(accumulate(arm.curve.chances(self.most)))
+                found += [(1 + hopes[n - 1]) / (1 + each * n) for n in sizes(1, self.most)]
+        return max(found)
+
+    @property
+    def expected_pace(self) -> float:
+        """Seconds per token of its rounds, as its drafts fare now; 0 before the first.
+
+        What the latest rounds took says less: few of them are a matter of luck, and the text may have changed since.
+        """
+        drafted = [
+            1 / max(self.rates(arm, self.most, arm.line, arm.curve).values())
+            for arm in self.arms
+            if arm.measured
+        ]
+        return min([self.times.plain_seconds, *drafted]) if drafted else self.pace
+
     def survey(self, longest: int, left: int = EVERYTHING) -> None:
         """Prescribe rounds that measure plain decoding and every arm usable up to ``longest`` tokens.
 
@@ -105,6 +131,11 @@ class Planner(Experience):
     def expected_rest(self) -> int:
         """Tokens that all sequences are expected to add to their answers."""
         return self.sequences * self.investment.expected_rest
+
+    @property
+    def left_to_arms(self) -> float:
+        """How many of these tokens come without lookup, if matches go on as they did lately."""
+        return self.expected_rest * self.unmatched.mean
 
     @property
     def first(self) -> Arm | None:

@@ -237,12 +237,23 @@ class Builder:
         # Several sequences share the reading of the weights already; streamed ones take as long at any level.
         if self.target.gathering is None and self.target.streamed is None:
             level, step = self.middle_level()
-            # In shorter histories the middle level would read nearly as much as the target itself, unless that streams.
-            worth_above = 0 if self.full.storage.streams else 2 * self.options.budget.tokens
-            arms = [self.level(level, share(step, self.plain_step), worth_above), *arms]
+            for own, below in zip(arms, level.planner.arms, strict=True):
+                own.pair_with(below)
+            arms = [self.level(level, share(step, self.plain_step), self.worth_above), *arms]
         return self.top(
             Planner(arms, lookup, most=self.most, group=self.group, investment=self.investment, row=self.row)
         )
+
+    @property
+    def worth_above(self) -> int:
+        """The shortest history, in tokens, for which the middle level can pay.
+
+        In shorter ones it would read nearly as many bytes as the target itself, unless those of the target stream, or
+        its own weights are smaller.
+        """
+        if self.full.storage.streams:
+            return 0
+        return self.options.budget.tokens * (1 if self.options.middle == "int8" else 2)
 
     def naive(self) -> Speculative:
         arms = self.drafts(self.parts)
@@ -298,14 +309,16 @@ class Builder:
         return self.top(self.planner([self.level(drafter, share(step, self.plain_step))], plain=False))
 
     @staticmethod
-    def level(drafter: Speculative, forecast: Step, worth_above: int = 0) -> Arm:
-        """A level as a drafter of another one."""
+    def level(drafter: Speculative, step: Step, worth_above: int = 0) -> Arm:
+        """A level as a drafter of another one; ``step``: what its steps cost, as a share of those of that one."""
+        planner = drafter.planner
         return Arm(
             drafter,
             worth_above,
-            forecast,
+            lambda length: step(length) / planner.expected_gain(length),
             LEVEL_HOPE,
-            pace=lambda: drafter.planner.pace,
+            pace=lambda: planner.expected_pace,
+            spent=lambda: planner.spent,
             guess=LEVEL_GUESS,
             surplus=drafter.surplus,
         )

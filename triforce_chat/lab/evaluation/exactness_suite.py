@@ -60,6 +60,7 @@ def verify_stacks(
             ties=sum(one.ties or 0 for one in judged),
             mismatches=sum(one.mismatches for one in judged),
             sampled_tokens=len(sampled.transformed),
+            sampled_ties=sampled.ties,
             p_value=sampled.p_value,
         )
 
