@@ -68,6 +68,14 @@ def test_tests_of_the_draft_model_count_for_both_levels_that_it_drafts_for(lab: 
     assert isinstance(level.drafter, Speculative)
     (below,) = level.drafter.planner.arms
     assert draft.curve is below.curve
+    own, hoped = level.drafter.planner, level.forecast(200)
+    for _ in range(40):
+        draft.curve.learn(4, 4)
+    assert level.forecast(200) < hoped
+    own.learn(Plan(4, below), 0, 4, 4, 0.001, 0.003)
+    assert level.pace() == own.expected_pace > 0
+    assert level.spent() == own.spent > 0.003
+    assert level.worth_above == 2 * SMALL_BUDGET.tokens
 
 
 @pytest.mark.parametrize("draft", [True, False], ids=["draft", "no-draft"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
 from itertools import pairwise
 from typing import Any
 
@@ -270,13 +271,15 @@ def test_captures_take_their_share_of_a_chunk(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_replaced_stack_goes_at_once(pair: Any) -> None:
-    """Its retrieval cache would go on building, and its graphs would hold memory."""
+    """Its retrieval cache would go on building, and its caches and graphs would hold memory."""
     engine = engine_of(pair, "auto", planned=True)
     tokens_of(engine, Request(PROMPT, 60))
+    drafters = [weakref.ref(arm.drafter) for arm in engine.top.planner.arms]
     gc.disable()
     try:
         engine.restack(StackOptions("lookup"))
         assert not engine.full.observers
+        assert [each() for each in drafters] == [None, None]
     finally:
         gc.enable()
 

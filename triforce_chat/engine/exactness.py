@@ -100,7 +100,8 @@ class SamplingTest:
 
     At the border of what top-k, top-p and min-p keep, the target's own rounding decides whether a token can be drawn at
     all. One that rounding alone leaves out of the conditionals is counted in ``ties`` and is not tested: without it,
-    tokens follow just these conditionals. Any other impossible token is proof of a wrong distribution.
+    tokens follow just these conditionals. Any other impossible token is proof of a wrong distribution. So a
+    filter that is off by no more than rounding is not found.
     """
 
     def __init__(self, seed: int = 0) -> None:

@@ -22,7 +22,7 @@ from triforce_chat.engine.speculation.cost_model import (
     Average,
     StepTimes,
 )
-from triforce_chat.engine.speculation.exploration import TRY_AFTER
+from triforce_chat.engine.speculation.exploration import TRY_AFTER, Exploration
 from triforce_chat.engine.speculation.forecast import FROM_HOST, LAYER, StepCost
 from triforce_chat.engine.speculation.investment import Investment
 from triforce_chat.engine.speculation.lookup import LEARN, ORDERS, PRIOR, NgramLookup
@@ -380,6 +380,22 @@ def test_what_lookup_makes_is_nothing_that_a_trial_could_win() -> None:
     for _ in range(2):
         planner.learn(Plan(0), 0, 0, 0, 0.0, 0.1)
     assert tried(planner, 1) == 0
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_nor_could_a_further_trial_win_it(copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Exploration, "affords", lambda *_: False)  # so it must promise to win what it loses
+    planner = measured()
+    planner.lookup, arm = NgramLookup(), planner.arms[0]
+    for _ in TRIALS:
+        arm.learn_cost(0.05, 1, 1, 0)
+        arm.curve.learn(1, 0)
+    arm.trials = len(TRIALS)
+    drafted = 15 if copied else 0
+    for _ in range(60):
+        planner.learn(Plan(drafted), ORDERS, drafted, drafted, 0.0, 0.1)
+    arm.measured_at = planner.rounds - 2 * TRY_AGAIN
+    assert tried(planner, 1) == (not copied)
 
 
 def test_a_long_first_trial_gives_way_to_a_short_one_for_which_nothing_is_to_be_captured() -> None:

@@ -155,11 +155,26 @@ def test_a_level_is_expected_to_take_what_its_drafts_are_worth_now() -> None:
         above.curve.learn(4, 0)
     assert level.expected_gain(100) < easy[0] / 2
     assert level.expected_pace > 1.5 * easy[1]
-    above.use_curve(AcceptanceCurve())
+    above.curve.use(AcceptanceCurve())
     assert below.curve is above.curve
     below.restart()
     assert below.curve is above.curve
     assert not above.curve.tested
+
+
+@pytest.mark.parametrize(("gamma", "sequences"), [(None, 4), (8, 1)])
+def test_a_level_takes_as_long_as_expected(gamma: int | None, sequences: int) -> None:
+    """Beside other sequences, and with drafts of a fixed length, which may be longer than is best."""
+    luck, arm = random.Random(0), Arm(cast("Drafter", Nobody()))
+    level = Planner([arm], None, gamma, 8, plain=False)
+    level.sequences, took, made = sequences, 0.0, 0
+    for _ in range(400):
+        plan = level.choose(100, 8, 0)
+        accepted = next((i for i in range(plan.n) if luck.random() > 0.5), plan.n)
+        seconds = 0.0004 * plan.n, 0.002 + 0.0001 * plan.n
+        level.learn(plan, 0, plan.n, accepted, *seconds)
+        took, made = took + sum(seconds), made + 1 + accepted
+    assert level.expected_pace == pytest.approx(took / made, rel=0.15)
 
 
 def test_a_level_without_drafters_takes_what_its_rounds_took() -> None:
@@ -168,6 +183,17 @@ def test_a_level_without_drafters_takes_what_its_rounds_took() -> None:
     for _ in range(3):
         level.learn(Plan(3), 0, 3, 1, 0.0, 0.004)
     assert level.expected_pace == pytest.approx(level.pace) == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize("slower", [3, 12])
+def test_slow_rounds_of_a_level_do_not_hide_what_the_whole_takes(slower: int) -> None:
+    spent = [0.0]
+    arm = Arm(cast("Drafter", Nobody()), pace=lambda: 0.002, spent=lambda: spent[0])
+    for at in range(60):
+        rounds = 0.006 * (slower if at % 2 else 1)
+        spent[0] += rounds
+        arm.learn_cost(0.004 + rounds, 3, 3, 1, arm.rounds_took())
+    assert arm.overhead.mean == pytest.approx(0.004)
 
 
 def test_a_draft_that_was_interrupted_does_not_stand() -> None:
@@ -240,7 +266,7 @@ def test_a_few_failures_do_not_condemn_a_level() -> None:
 def test_a_restarted_or_stored_level_is_still_one() -> None:
     arm = Arm(cast("Drafter", Nobody()), guess=LEVEL_GUESS)
     arm.curve.learn(4, 0)
-    arm.use_curve(AcceptanceCurve.of(arm.curve.plain()))
+    arm.curve.use(AcceptanceCurve.of(arm.curve.plain()))
     assert arm.curve.alike == LEVEL_GUESS.tests
     arm.restart()
     assert arm.curve.chances(1) == [LEVEL_GUESS.rate]
@@ -278,6 +304,17 @@ def test_what_matches_were_worth_in_other_answers_soon_counts_for_little() -> No
         planner.lookup.learn(4, 0, 1)
         assert (planner.record < 0.5, planner.lookup.rates[4] < 0.9) == (another, another)
         planner.lookup, planner.lookup_expected, planner.lookup_accepted = lookup, expected, accepted
+
+
+def test_an_answer_that_copied_does_not_keep_the_next_one_from_trials() -> None:
+    planner = Planner([], NgramLookup(), most=15)
+    for _ in range(60):
+        planner.learn(Plan(15), 4, 15, 15, 0.0, 0.01)
+    assert planner.left_to_arms < 0.01 * planner.expected_rest
+    planner.another_text()
+    for _ in range(16):
+        planner.learn_plain(0.01)
+    assert planner.left_to_arms > 0.9 * planner.expected_rest
 
 
 @pytest.mark.parametrize(("tests", "least", "most"), [(4, 0.06, 0.2), (400, 0.005, 0.04)])

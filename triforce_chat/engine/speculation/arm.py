@@ -83,8 +83,6 @@ class Arm:
     excess: Average = field(default_factory=lambda: Average(FORGET))  # tokens drafted beyond those requested
     guess: Guess = GUESS
     surplus: int = 0  # tokens that its drafts may have beyond those asked for: a level makes whole rounds
-    # The arm of another level that drafts by the same model: what tests show of either's drafts, they show of both.
-    twin: Arm | None = field(default=None, init=False)
     curve: AcceptanceCurve = field(init=False)
     counted: float = 0.0  # seconds of its drafter's rounds up to the latest draft
     trials: int = 0  # number of first trials so far
@@ -112,8 +110,8 @@ class Arm:
         ``rounds``: of these seconds, those of the drafter's own rounds, where it makes rounds.
         """
         each, usual, weight = self.pace() or seconds / made, self.cost.mean, FIRST if self.warmups else 1.0
-        whole = min(seconds, OUTLIER * self.seconds(made) or seconds) - (rounds or each * made)
-        self.overhead.add(max(0.0, whole), weight)
+        beside = max(0.0, seconds - (rounds or each * made))
+        self.overhead.add(min(beside, OUTLIER * self.seconds(made) or beside), weight)
         if each < usual / (PREPARED if self.cost.weight > 1 else DISTURBED):
             self.cost.clear()
         elif usual:
@@ -142,25 +140,17 @@ class Arm:
             self.trials, self.measured_at = len(TRIALS), now
 
     def pair_with(self, other: Arm) -> None:
-        """Learn acceptance together with the arm of another level that drafts by the same model."""
-        self.twin, other.twin = other, self
-        self._use_both(self.curve)
+        """Learn acceptance together with the arm of another level that drafts by the same model.
 
-    def _use_both(self, curve: AcceptanceCurve) -> None:
-        self.curve = curve
-        if self.twin is not None:
-            self.twin.curve = curve
-
-    def use_curve(self, curve: AcceptanceCurve) -> None:
-        """Go on from acceptance that was learnt before."""
-        curve.alike = self.curve.alike
-        self._use_both(curve)
+        What tests show of either's drafts, they show of both.
+        """
+        other.curve = self.curve
 
     def restart(self) -> None:
         """Forget everything that was learnt."""
         fresh = Arm(self.drafter, guess=self.guess)
         self.cost, self.excess, self.overhead = fresh.cost, fresh.excess, fresh.overhead
-        self._use_both(fresh.curve)
+        self.curve.use(fresh.curve)
         self.warmups = 1
         self.trials, self.again, self.asked, self.measured_at, self.patience = 0, False, False, 0, TRY_AGAIN
 

@@ -275,8 +275,9 @@ class Calibrator:
                 planner.use_times(times[name].copy())
 
     def _use_acceptance(self, acceptance: Acceptance) -> None:
-        for name in acceptance.keys() & self.planners.keys():
-            self.planners[name].use_acceptance(acceptance[name])
+        for name, planner in self.planners.items():
+            if name in acceptance:
+                planner.use_acceptance(acceptance[name])
 
     def _times(self) -> dict[str, LevelTimes]:
         return {name: planner.known_times for name, planner in self.planners.items()}

@@ -296,6 +296,11 @@ class AcceptanceCurve:
         deviation = math.sqrt(max(0.0, failing * (1 - failing)) / (1 + self.overall.weight))
         return min(1.0, hope * deviation / failing) if failing > 0 else 0.0
 
+    def use(self, known: AcceptanceCurve) -> None:
+        """Go on from what another curve has learnt."""
+        self.overall, self.positions = known.overall, known.positions
+        self.surprise, self.variance = known.surprise, known.variance
+
     def fade(self) -> None:
         """Let all tests so far, which were of another text, count for as many as those of neighbouring positions do."""
         for each in (self.overall, *self.positions):

@@ -53,7 +53,9 @@ class Experience:
         self.agenda: deque[Plan] = deque()  # rounds that a calibration prescribes
         self.exploration = Exploration()
         self.round_seconds, self.round_tokens = Average(FORGET_PACE), Average(FORGET_PACE)
-        self.unmatched = Average(FORGET_PACE, 1.0, 1.0)  # share of the tokens that came without lookup
+        self.unmatched = Average(
+            FORGET_PACE, 1.0, 1.0
+        )  # share of the tokens that came without lookup or a form
 
     # Figures that outlive this process
 
@@ -100,7 +102,7 @@ class Experience:
         own = known.copy()
         self.blend, (self.lookup_expected, self.lookup_accepted) = own.blend, own.record
         for arm, curve in zip(self.arms, own.curves, strict=False):
-            arm.use_curve(curve)
+            arm.curve.use(curve)
         if self.lookup is not None and own.rates:
             self.lookup.go_on(own.rates)
         if self.trees is not None and own.ranks is not None:
@@ -114,6 +116,7 @@ class Experience:
         """
         if self.lookup is not None:
             self.lookup.fade()
+        self.unmatched.fade()
         share = min(1.0, CANDID / self.lookup_expected)
         self.lookup_expected *= share
         self.lookup_accepted *= share

@@ -91,11 +91,12 @@ class Planner(Experience):
         """Seconds per token of its rounds, as its drafts fare now; 0 before the first.
 
         What the latest rounds took says less: few of them are a matter of luck, and the text may have changed since.
+        It is all that is known of a level that drafts as many tokens each time, or trees.
         """
         drafted = [
-            1 / max(self.rates(arm, self.most, arm.line, arm.curve).values())
+            self.sequences / max(self.rates(arm, self.most, arm.line, arm.curve).values())
             for arm in self.arms
-            if arm.measured
+            if arm.measured and self.decides and self.trees is None
         ]
         return min([self.times.plain_seconds, *drafted]) if drafted else self.pace
 
