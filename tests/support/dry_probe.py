@@ -248,6 +248,20 @@ def of_a_small_draft(window: int) -> tuple[set[Any], set[Any]]:
     return {*dry.recorded(work)}, {*needed(ahead)}
 
 
+def of_builds(kv: torch.dtype | None) -> tuple[set[Any], set[Any]]:
+    """What builds of a retrieval cache from any number of tokens launch to score chunks, and what is compiled ahead."""
+    config = random_model(head_dim=16).config
+    shape = Shape.of(config, torch.float32, META, kv=kv)
+    queries = torch.empty(shape.query_heads, SMALL_BUDGET.queries, shape.head_dim, device=META)
+
+    def work() -> None:
+        for tokens in range(SMALL_BUDGET.tokens, 3 * SMALL_BUDGET.tokens, SMALL_BUDGET.chunk):
+            view = storage_for(shape, CONTEXT).view(0, tokens)
+            kernels.chunk_scores(queries, view.whole[0][0], SMALL_BUDGET.chunk)
+
+    return {*dry.recorded(work)}, {*needed(*kernels_of(config.to_dict(), PLAIN, kv=kv))}
+
+
 def run() -> None:
     """Answer on a GPU, plainly and by all levels."""
     with pytest.MonkeyPatch.context() as patch:
@@ -341,6 +355,10 @@ def main() -> None:
             launched, ahead = answered("triforce", patch, kv=kv)
             found[format_name(kv)] = [key[0] for key in launched], [str(key) for key in launched - ahead]
     with dry.without_gpu(*HOPPER):
+        for kv in (None, *KEPT):
+            launched, ahead = of_builds(kv)
+            name = format_name(kv) if kv else "as the model"
+            found[f"builds {name}"] = [key[0] for key in launched], [str(key) for key in launched - ahead]
         for name in ARCHITECTURES:
             launched, ahead = of_transformers(name)
             found[name] = [str(key) for key in launched - ahead], [key[0] for key in ahead]

@@ -5,6 +5,7 @@ The panel, ``--json``, stored sessions and the benchmark all fold the same event
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
@@ -118,6 +119,8 @@ class Tally:
     plain_ms: float = field(default=0.0, compare=False)
     plain_tokens: int = field(default=0, compare=False)
     latest: dict[str, Verified] = field(default_factory=dict, compare=False)  # of each level, for the panel
+    # Tokens of the top level's rounds by who drafted in them; see ``Verified``
+    drafters: Counter[str] = field(default_factory=Counter, compare=False)
 
     def add(self, event: ChatEvent) -> None:
         match event:
@@ -130,6 +133,7 @@ class Tally:
                 self.latest[event.level] = event
                 if event.level == self.top:
                     self.accepted.append(event.accepted)
+                    self.drafters[event.drafter] += 1 + event.accepted
                     if event.plain_ms:  # known
                         self.plain_ms += event.plain_ms * (1 + event.accepted)
                         self.plain_tokens += 1 + event.accepted

@@ -68,6 +68,7 @@ LOOKED_UP = (
     16,
     63,
 )  # tokens looked up by the middle level, by the top, and by that over streamed keys and values
+ALIGNED = 16  # Triton compiles another variant for a number that this divides
 EPSILON = 1e-6  # of norms; any other gives the same kernels
 
 
@@ -228,9 +229,10 @@ def launch_on(kernels: Kernels, group: DryRank) -> None:
 
 
 def quantized(shape: Shape, capacity: int) -> WriteSlot | None:
-    """Where forwards write in a quantized full cache, whose codes prefills turn into numbers."""
+    """Where forwards write in a quantized full cache, whose codes prefills and builds turn into numbers."""
     storage = QuantizedKV(shape, capacity)
-    storage.groups.first(0, capacity).all_heads(shape.dtype)
+    for dtype in {shape.dtype, shape.kv_dtype}:
+        storage.groups.first(0, capacity).all_heads(dtype)
     return storage.write_slot(0)
 
 
@@ -417,9 +419,9 @@ def loops(graphs: SequencesGraphs, pool: KVPool, most: int) -> None:
 
 
 def builds(budget: Budget, shape: Shape, full: KVBuffer, small: KVBuffer) -> None:
-    """Builds of a retrieval cache, from odd and even numbers of chunks."""
+    """Builds of a retrieval cache, which select from numbers of tokens that ``ALIGNED`` divides, and from others."""
     queries = QueryRing(shape, budget.queries).data
-    for total in (2 * budget.tokens, 2 * budget.tokens + budget.chunk):
+    for total in range(2 * budget.tokens, 2 * budget.tokens + ALIGNED, budget.chunk):
         if total > full.capacity:
             return
         layout = Layout.of(total, budget)

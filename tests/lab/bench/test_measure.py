@@ -35,6 +35,7 @@ from triforce_chat.lab.bench.row import (
     Run,
     acceptance,
     against,
+    drafters,
     fresh,
     row_of,
     tokens_per_verification,
@@ -259,6 +260,8 @@ def test_acceptance_is_pooled_over_runs() -> None:
     tallies = [ended(1.0, accepted=3), ended(1.0, accepted=0)]
     assert acceptance(tallies) == {"target": 3 / 5}
     assert tokens_per_verification(tallies) == {"target": 2.5}
+    tallies[1].add(Verified("target", 4, 2, "draft"))
+    assert drafters(tallies) == {"": 5 / 8, "draft": 3 / 8}
 
 
 def test_one_prompt_has_no_error_and_chance_no_verdict() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -51,6 +52,9 @@ class Row:
     leading_equal: int | None = None
     # By level: tokens that a verification makes, the one that it samples included; none of another program.
     tokens_per_verification: dict[str, float] = field(default_factory=dict)
+    drafters: dict[str, float] = field(
+        default_factory=dict
+    )  # share of the tokens by who drafted in their rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ def row_of(measured: Measured, temperature: float, read: Read, warmup: int, same
         tokens_per_round=statistics.mean(tally.tokens_per_round for tally in tallies),
         acceptance=acceptance(tallies),
         tokens_per_verification=tokens_per_verification(tallies),
+        drafters=drafters(tallies),
         fresh=fresh([same_prompt[-1].tally.token_ids for same_prompt in measured.runs]),
         peak_bytes=measured.peak,
         prefill_peak_bytes=read.peak,
@@ -136,6 +141,12 @@ def tokens_per_verification(tallies: Sequence[Tally]) -> dict[str, float]:
     """What a verification of each level makes on average: the tokens that pass, and one more."""
     counts = by_level(tallies).items()
     return {level: 1 + count.accepted / count.rounds for level, count in counts if count.rounds}
+
+
+def drafters(tallies: Sequence[Tally]) -> dict[str, float]:
+    """The share of the tokens by who drafted in their rounds, largest first; "" for those without a draft."""
+    counts = sum((tally.drafters for tally in tallies), Counter())
+    return {name: count / counts.total() for name, count in counts.most_common()}
 
 
 def by_level(tallies: Sequence[Tally]) -> dict[str, LevelTally]:
