@@ -31,9 +31,10 @@ SAME_TEXT = (
     *(
         "small-same",
         "small-same-later",
+        "small-same-sampled",
         "small-offload-same",
-        "7b-same-contexts",
-        "8b-same-contexts",
+        "7b-same-sampled",
+        "8b-same-sampled",
         "7b-same",
     ),
     *("penalty-same", "8b-same", "four-bits-8b-131000"),
@@ -196,9 +197,12 @@ def warm_ask(name: str) -> str:
     return table(header, [line]) + "\n" + source(name)
 
 
-def same_text(*names: str) -> str:
-    """Every stack on the text that plain decoding drew: which is fastest, and how near `auto` comes to it."""
-    found = [each for name in names for each in rows(name)]
+def same_text(*names: str, greedy: bool = False) -> str:
+    """Every stack on the text that plain decoding drew: which is fastest, and how near `auto` comes to it.
+
+    ``greedy``: only the rows at T=0.
+    """
+    found = [each for name in names for each in rows(name) if not (greedy and each["temperature"])]
     stacks = list(dict.fromkeys(each["contender"] for each in found if each["contender"] != "autoregressive"))
     header = (
         "context",
@@ -849,6 +853,8 @@ TABLES = {
     "cpu-stacks": cpu_stacks,
     "cpu-same-text": partial(same_text, "cpu-same-text", "cpu-same-text-32768"),
     **{name: partial(same_text, f"h200-{name}") for name in SAME_TEXT},
+    "7b-same-contexts-greedy": partial(same_text, "h200-7b-same-contexts", greedy=True),
+    "8b-same-contexts-greedy": partial(same_text, "h200-8b-same-contexts", greedy=True),
     "engine-change": engine_change,
     "cpu-prefill": cpu_prefill,
     "cpu-together": partial(together, "cpu-together"),
