@@ -53,9 +53,8 @@ class Experience:
         self.agenda: deque[Plan] = deque()  # rounds that a calibration prescribes
         self.exploration = Exploration()
         self.round_seconds, self.round_tokens = Average(FORGET_PACE), Average(FORGET_PACE)
-        self.unmatched = Average(
-            FORGET_PACE, 1.0, 1.0
-        )  # share of the tokens that came without lookup or a form
+        # Share of the tokens that came neither by lookup nor by the form of the answer
+        self.unmatched = Average(FORGET_PACE, 1.0, 1.0)
 
     # Figures that outlive this process
 

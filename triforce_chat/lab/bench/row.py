@@ -52,9 +52,8 @@ class Row:
     leading_equal: int | None = None
     # By level: tokens that a verification makes, the one that it samples included; none of another program.
     tokens_per_verification: dict[str, float] = field(default_factory=dict)
-    drafters: dict[str, float] = field(
-        default_factory=dict
-    )  # share of the tokens by who drafted in their rounds
+    # Share of the tokens by who drafted in their rounds
+    drafters: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
