@@ -5,7 +5,6 @@ The panel, ``--json``, stored sessions and the benchmark all fold the same event
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
@@ -120,7 +119,7 @@ class Tally:
     plain_tokens: int = field(default=0, compare=False)
     latest: dict[str, Verified] = field(default_factory=dict, compare=False)  # of each level, for the panel
     # Tokens of the top level's rounds by who drafted in them; see ``Verified``
-    drafters: Counter[str] = field(default_factory=Counter, compare=False)
+    drafters: dict[str, int] = field(default_factory=dict, compare=False)
 
     def add(self, event: ChatEvent) -> None:
         match event:
@@ -133,7 +132,8 @@ class Tally:
                 self.latest[event.level] = event
                 if event.level == self.top:
                     self.accepted.append(event.accepted)
-                    self.drafters[event.drafter] += 1 + event.accepted
+                    made = self.drafters.get(event.drafter, 0) + 1 + event.accepted
+                    self.drafters[event.drafter] = made
                     if event.plain_ms:  # known
                         self.plain_ms += event.plain_ms * (1 + event.accepted)
                         self.plain_tokens += 1 + event.accepted

@@ -144,7 +144,7 @@ def tokens_per_verification(tallies: Sequence[Tally]) -> dict[str, float]:
 
 def drafters(tallies: Sequence[Tally]) -> dict[str, float]:
     """The share of the tokens by who drafted in their rounds, largest first; "" for those without a draft."""
-    counts = sum((tally.drafters for tally in tallies), Counter())
+    counts = sum((Counter(tally.drafters) for tally in tallies), Counter[str]())
     return {name: count / counts.total() for name, count in counts.most_common()}
 
 

@@ -80,7 +80,7 @@ def _checked(value: Any, kind: type) -> Any:
 
 def dump_statistics(tally: Tally) -> str:
     """A tally as JSON, without its text and token ids, which have columns of their own."""
-    left_out = ("top", "token_ids", "text", "latest")
+    left_out = ("top", "token_ids", "text", "latest", "drafters")
     return json.dumps({name: value for name, value in asdict(tally).items() if name not in left_out})
 
 
