@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -394,3 +395,56 @@ def test_over_many_texts_as_much_is_accepted_as_in_free_answers(
     error = ((statistics.variance(free) + statistics.variance(forced)) / ANSWERS) ** 0.5
     assert abs(statistics.fmean(free) - statistics.fmean(forced)) < 4 * error
     assert 4 * error < statistics.fmean(free) / 3  # otherwise more answers are needed
+
+
+# The same luck for all stacks
+
+
+@pytest.mark.parametrize("stack", ["naive", "triforce"])
+def test_by_given_numbers_as_much_is_accepted(undecided: Lab, texts: list[list[int]], stack: str) -> None:
+    engine, prompt = undecided.engine(stack, budget=WHOLE), undecided.text(60)
+    drawn, given = [], []
+    for number, text in enumerate(texts):
+        request = Request(prompt, 30, Sampling(1.0, seed=number), forced=text)
+        drawn.append(passed(engine, request, "target"))
+        given.append(passed(engine, replace(request, luck=number), "target"))
+    error = ((statistics.variance(drawn) + statistics.variance(given)) / ANSWERS) ** 0.5
+    assert abs(statistics.fmean(drawn) - statistics.fmean(given)) < 4 * error
+
+
+@pytest.mark.parametrize("stack", ["naive", "triforce"])
+def test_by_the_same_numbers_the_same_is_accepted(undecided: Lab, texts: list[list[int]], stack: str) -> None:
+    """Whatever else was drawn; by other numbers something else is."""
+    engine, prompt, text = undecided.engine(stack, budget=WHOLE), undecided.text(60), texts[0]
+    found = []
+    for seed, number in ((1, 7), (2, 7), (1, 8)):
+        request = Request(prompt, 30, Sampling(1.0, seed=seed), forced=text, luck=number)
+        found.append([event for event in events_of(engine, request) if isinstance(event, Verified)])
+    accepted = [[(event.level, event.accepted) for event in each] for each in found]
+    assert accepted[0] == accepted[1]
+    assert accepted[0] != accepted[2]
+
+
+def test_drafts_of_any_length_pass_at_the_same_places(undecided: Lab, texts: list[list[int]]) -> None:
+    prompt, verdicts = undecided.text(60), []
+    for gamma in (2, 6):
+        engine, at, passes = undecided.engine("naive", gamma=gamma), 0, {}
+        for event in events_of(engine, Request(prompt, 30, PLAIN, forced=texts[1], luck=3)):
+            if isinstance(event, Verified):
+                for i in range(min(event.accepted + 1, event.proposed)):
+                    passes[at + i] = i < event.accepted
+                at += event.accepted + 1
+        verdicts.append(passes)
+    tested = verdicts[0].keys() & verdicts[1].keys()
+    assert {verdicts[0][place] for place in tested} == {False, True}
+    assert all(verdicts[0][place] == verdicts[1][place] for place in tested)
+
+
+def test_each_level_has_numbers_of_its_own() -> None:
+    top = TokenBuffer.of([7, 8], 5, CPU, [1, 2], luck=1)
+    levels = [top, top.fork(), top.fork().fork(2), top.fork().fork().fork(), TokenBuffer.of([7], 5, CPU)]
+    numbers = [each.read_luck(3) for each in levels]
+    assert numbers[4] is None
+    first, second, third, fourth = (each.tolist() for each in numbers if each is not None)
+    assert len({*map(str, (first, second, third))}) == 3
+    assert third == fourth  # more levels than any stack has

@@ -12,7 +12,12 @@ from typing import NamedTuple, cast
 
 from support.chances import Nobody
 from triforce_chat.engine.speculation.arm import LEVEL_HOPE, Arm, Drafter
-from triforce_chat.engine.speculation.cost_model import GPU_ROW_PRIOR, LEVEL_GUESS, ROW_PRIOR
+from triforce_chat.engine.speculation.cost_model import (
+    GPU_FURTHER_PRIOR,
+    GPU_ROW_PRIOR,
+    LEVEL_GUESS,
+    ROW_PRIOR,
+)
 from triforce_chat.engine.speculation.lookup import ORDERS, PRIOR, NgramLookup
 from triforce_chat.engine.speculation.plan import Plan
 from triforce_chat.engine.speculation.planner import Planner
@@ -43,6 +48,9 @@ class Machine(NamedTuple):
     launch: float = 0.0  # the device idles for so long before the middle level's proposal
     build: float = 0.0  # of the retrieval cache
     stride: int = 128  # tokens between builds
+    jump: float = 0.0  # a verification of several rows beside its rows
+    draft: float = 0.0  # a draft of the draft model beside its tokens
+    missed: float = 0.0  # the same in addition, where it has to read what others have drafted
 
 
 class Kind(NamedTuple):
@@ -118,8 +126,9 @@ class Hierarchy:
             spent=lambda: self.middle.spent,
             guess=LEVEL_GUESS,
         )
-        self.model = Arm(nobody, forecast=lambda _: machine.drafted_above / plain)
-        below = Arm(nobody, forecast=lambda _: machine.drafted / machine.middle)
+        further = GPU_FURTHER_PRIOR if gpu else 1.0
+        self.model = Arm(nobody, forecast=lambda _: machine.drafted_above / plain, further=further)
+        below = Arm(nobody, forecast=lambda _: machine.drafted / machine.middle, further=further)
         if self.name == "auto":
             self.model.pair_with(below)
         self.middle = Planner([below], NgramLookup(), most=MOST_DRAFT_GAMMA, row=row)
@@ -192,13 +201,15 @@ class Hierarchy:
                 who = "level"
             elif plan.n:
                 drafted, who = plan.n, "model"
-                drafting = self._noisy(self.machine.drafted_above * plan.n)
+                missed = self.machine.missed if self.cached < self.at else 0.0
+                drafting = self._noisy(missed + self.machine.draft + self.machine.drafted_above * plan.n)
                 accepted = self._drafted(self.at, plan.n)
-        verifying = self._noisy(self.machine.step + self.machine.row * drafted)
+        jump = self.machine.jump if drafted else 0.0
+        verifying = self._noisy(self.machine.step + jump + self.machine.row * drafted)
         self.planner.learn(plan, match, drafted, accepted, drafting, verifying)
         self._learn_match(self.planner, self.at, match, accepted + 1)
-        if who == "level":
-            self.cached = self.at + min(accepted, drafted - 1) + 1
+        if who == "model":
+            self.cached = self.at + accepted + 1
         self.rounds.append((who, drafted, accepted))
         return accepted + 1
 
@@ -222,8 +233,6 @@ class Hierarchy:
         if self.at - self.built >= machine.stride:
             self._noisy(machine.build)
             self.built = self.at
-        if self.cached < self.at:  # what others have drafted since
-            self._noisy(machine.middle)
         made = min(*self._several(n)) if self.gpu else self._one_by_one(n)
         accepted = 0
         while accepted < made and self.luck.random() < self.text.middle(self.at + accepted):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from triforce_chat.engine.tree import Family, Parents, families
 
+MOST_LEVELS = 3  # that verify, of a stack
 FREE = -1  # in place of a forced token: whatever is drawn
 BACK = 64  # tokens before the end of a history that can be read by their distance from it
 
@@ -92,7 +93,8 @@ class TokenBuffer:
     written until a verification commits some of them. ``known`` is the number of tokens that the host knows to be
     committed in every row, and ``slack`` the largest number of further ones: 0 except between rounds that the host does
     not wait for. ``forced`` [B, room] holds the token that a benchmark wants at each place, FREE where any will do; it
-    is None outside of benchmarks. ``host`` [room] are the ids of the first sequence in the host's memory, as far as it
+    is None outside of benchmarks, as is ``luck`` [levels, room], the random numbers by which each level tests what was
+    drafted for a place, the top level's first. ``host`` [room] are the ids of the first sequence in the host's memory, as far as it
     knows them; on a CPU they are ``ids`` themselves.
     """
 
@@ -100,11 +102,21 @@ class TokenBuffer:
         self.ids, self.length, self.known, self.slack = ids, length, known, 0
         self.host = (ids if host is None else host)[0].cpu().numpy()
         self.forced: Tensor | None = None
+        self.luck: Tensor | None = None
         self._steps = torch.arange(-BACK, ids.shape[1], device=ids.device)
 
     @staticmethod
-    def of(tokens: Sequence[int], room: int, device: torch.device, forced: Sequence[int] = ()) -> TokenBuffer:
-        """One sequence that may grow by ``room`` tokens, the first of which are forced to be ``forced``."""
+    def of(
+        tokens: Sequence[int],
+        room: int,
+        device: torch.device,
+        forced: Sequence[int] = (),
+        luck: int | None = None,
+    ) -> TokenBuffer:
+        """One sequence that may grow by ``room`` tokens, the first of which are forced to be ``forced``.
+
+        ``luck`` seeds the random numbers of that name; None: there are none.
+        """
         ids = torch.zeros(1, len(tokens) + room, dtype=torch.long)
         if tokens:
             # By way of an array, which takes a fifth of the time that torch takes for a list.
@@ -116,12 +128,17 @@ class TokenBuffer:
             ids = torch.full_like(ids, FREE)
             ids[0, len(tokens) :][: len(following)] = following
             made.forced = ids.to(device)
+        if luck is not None:
+            drawn = torch.rand(MOST_LEVELS, room, generator=torch.Generator().manual_seed(luck))
+            made.luck = torch.cat([drawn.new_zeros(MOST_LEVELS, len(tokens)), drawn], 1).to(device)
         return made
 
     def fork(self, slack: int = 0) -> TokenBuffer:
         """A buffer that shares the ids but has its own length: for a level that drafts after the committed tokens."""
         other = copy(self)
         other.slack = slack
+        if self.luck is not None and len(self.luck) > 1:
+            other.luck = self.luck[1:]
         return other
 
     @property
@@ -149,6 +166,10 @@ class TokenBuffer:
     def read_forced(self, n: int) -> Tensor | None:
         """The forced tokens [B, n] of the n places after the end; None if all are free."""
         return None if self.forced is None else self._read(self.forced, 0, n)
+
+    def read_luck(self, n: int) -> Tensor | None:
+        """The random numbers [1, n] of the n places after the end of a single sequence; None if there are none."""
+        return None if self.luck is None else self._read(self.luck[:1], 0, n)
 
     def _read(self, row: Tensor, first: int, n: int) -> Tensor:
         if self._place_known:

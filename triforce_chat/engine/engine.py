@@ -77,6 +77,9 @@ class Request:
     past_end: bool = False  # ignore end-of-sequence tokens, to measure answers of equal length
     # For benchmarks: the first tokens that the answer is going to be, accepted as often as if they had been sampled.
     forced: Sequence[int] = ()
+    # For benchmarks: the number of a run. In runs of one number, stacks test what they draft for a place by the same
+    # random number: which of them is faster is then no matter of luck.
+    luck: int | None = None
     constraint: MakeConstraint | None = None  # which tokens the answer may have; None: all
     thinking: Thinking | None = None  # how the model marks a thought; None: it has none
 
@@ -437,7 +440,7 @@ class Answer:
 
     def events(self) -> Iterator[Event]:
         request, room, device = self.request, self.most + SCRATCH, self.engine.target.device
-        history = TokenBuffer.of(request.history, room, device, request.forced)
+        history = TokenBuffer.of(request.history, room, device, request.forced, request.luck)
         self.engine.pending.clear()
         forgotten = self.engine.full.forgotten
         try:

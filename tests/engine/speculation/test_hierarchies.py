@@ -15,7 +15,14 @@ from support.hierarchy import STACKS, WARM_UP, Hierarchy, Kind, Machine, Text, s
 
 from triforce_chat.engine.speculation.arm import Arm, Drafter
 from triforce_chat.engine.speculation.calibration import LevelTimes
-from triforce_chat.engine.speculation.cost_model import LEVEL_GUESS, AcceptanceCurve, Guess
+from triforce_chat.engine.speculation.cost_model import (
+    GPU_FURTHER_PRIOR,
+    LEVEL_GUESS,
+    AcceptanceCurve,
+    Average,
+    Guess,
+    StepTimes,
+)
 from triforce_chat.engine.speculation.lookup import NgramLookup
 from triforce_chat.engine.speculation.plan import Plan
 from triforce_chat.engine.speculation.planner import Planner
@@ -128,6 +135,29 @@ def test_what_a_level_takes_beside_its_rounds_is_no_cost_of_its_tokens() -> None
     other.learn_cost(0.012, 1, 1, 1)
     other.learn_cost(0.012, 1, 1, 1)
     assert other.seconds(10) == pytest.approx(0.12)
+
+
+def test_what_a_draft_takes_beside_its_tokens_is_told_by_drafts_of_other_lengths() -> None:
+    """As on a GPU: launching and catching up take 0.3 ms, each token 0.07."""
+    arm = Arm(cast("Drafter", Nobody()), further=GPU_FURTHER_PRIOR)
+    for made in (1, 2, 3, 3, 5, 5, 3) * 4:
+        arm.learn_cost(0.0003 + 0.00007 * made, made, made, 1)
+    for made in (1, 3, 9, 16):
+        assert arm.seconds(made) == pytest.approx(0.0003 + 0.00007 * made, rel=0.08)
+    known = LevelTimes(StepTimes(), Average(0.9), Average(0.9), (arm.cost,), (arm.excess,), (arm.overhead,))
+    again = Arm(cast("Drafter", Nobody()))
+    copied = known.copy()
+    again.use_costs(copied.costs[0], copied.excess[0], copied.overheads[0], 0)
+    for _ in range(9):
+        again.learn_cost(0.0003 + 0.00007 * 3, 3, 3, 1)
+    assert again.seconds(16) == pytest.approx(0.0003 + 0.00007 * 16, rel=0.08)
+
+
+def test_where_each_token_takes_as_long_as_the_first_nothing_is_beside() -> None:
+    arm = Arm(cast("Drafter", Nobody()))
+    for made in (1, 2, 4, 4, 8, 8, 3):
+        arm.learn_cost(0.002 * made, made, made, 1)
+    assert arm.line == pytest.approx((0.0, 0.002), rel=0.01, abs=1e-5)
 
 
 def test_what_a_level_s_own_rounds_took_by_bad_luck_is_no_cost_of_the_whole() -> None:

@@ -302,7 +302,8 @@ def test_sizes_of_verifications_are_few() -> None:
     assert sizes(1, 32)[-1] == 31
     here = world(0.9, 0.002)
     here.run(600)
-    assert {n for _, n, _ in here.made} <= set(sizes(0, 16))
+    *rounds, _ = here.made  # the last one may draft all that the answer lacks
+    assert {n for _, n, _ in rounds} <= set(sizes(0, 16))
 
 
 # Its parts
@@ -631,7 +632,7 @@ def test_lookup_gets_captures_where_the_answer_quotes_long_passages(length: int)
     for rest in range(1000, 990, -1):
         planner.renew(rest)
         drafted.append(planner.choose(100, 8, length).n > 0)
-    needed = math.ceil(10 * USUAL_CAPTURE / steady()(1))
+    needed = math.ceil(10 * USUAL_CAPTURE / steady().one_row)
     assert drafted == [length == ORDERS and tokens >= needed for tokens in range(1, 11)]
 
 

@@ -438,6 +438,43 @@ def test_step_times_find_a_line() -> None:
     assert times(9) == pytest.approx(0.029, rel=0.03)
 
 
+def test_a_jump_to_several_rows_does_not_make_each_of_them_dear() -> None:
+    """As on a GPU, where forwards of several rows take longer than one of one row, and all of them nearly the same."""
+    times = StepTimes(0.01)
+    for i in range(60):
+        rows = (1, 4, 12)[i % 3]
+        times.add(rows, 0.1 if rows == 1 else 0.12 + 0.0001 * rows)
+    assert times(1) == pytest.approx(0.1, rel=0.01)
+    assert times(2) == pytest.approx(0.1202, rel=0.01)
+    assert times(20) == pytest.approx(0.122, rel=0.02)
+    first, more = times.line
+    assert first + 20 * more == pytest.approx(times(21))
+    again = StepTimes.of(times.plain())
+    assert [again(rows) for rows in (1, 2, 20)] == pytest.approx(
+        [times(rows) for rows in (1, 2, 20)], rel=0.01
+    )
+
+
+def test_steps_of_one_size_leave_the_slope_what_it_was() -> None:
+    times = StepTimes(0.01)
+    for rows in (1, 1, 4, 4, 16, 16) * 5:
+        times.add(rows, 0.1 + 0.001 * rows)
+    before = times(16) / times(4)
+    for _ in range(300):
+        times.add(4, 0.208)  # the machine is half as fast
+    assert times(4) == pytest.approx(0.208, rel=0.01)
+    assert times(16) / times(4) == pytest.approx(before, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "shape", [[], [0.0] * 4, [1.0, 0.0, 0.0, 0.0, float("nan")], [1.0, 3.0, 4.0, 0.0, 0.0]]
+)
+def test_what_is_no_shape_is_refused(shape: list[float]) -> None:
+    """Squares that are smaller than their sum allows were no squares."""
+    with pytest.raises(ValueError, match="no shape"):
+        StepTimes.of({"level": [0.1, 1.0], "shape": shape})
+
+
 def test_step_times_follow_the_machine_and_forgive_outliers() -> None:
     times = StepTimes()
     for _ in range(50):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -67,10 +68,12 @@ class Sampler:
             else:
                 rows = allowed_in_tree(constraint, draft.parents, drafted, vocabulary)
             allowed = rows[None].to(logits.device)
-        return self.run(SamplerInputs(logits, draft, self.penalty_context(seq, draft), forced, allowed))
+        luck = seq.read_luck(len(draft)) if draft.parents is None else None
+        return self.run(SamplerInputs(logits, draft, self.penalty_context(seq, draft), forced, allowed), luck)
 
-    def run(self, inputs: SamplerInputs) -> SamplerOutput:
-        return self.executor.run(self.op, inputs, self.fill)
+    def run(self, inputs: SamplerInputs, luck: Tensor | None = None) -> SamplerOutput:
+        """Verify; ``luck`` [1, n] are the random numbers of the tests, if they are not drawn."""
+        return self.executor.run(self.op, inputs, partial(self.fill, luck=luck))
 
     def unprepared(self, like: SamplerInputs, length: int, rows: int) -> list[Preparation]:
         """What is to be captured before verifications of ``rows`` rows after ``length`` tokens are one replay.
@@ -101,8 +104,11 @@ class Sampler:
         """Search more candidates for top-p nuclei from now on."""
         self.op = replace(self.op, candidates=WIDER * self.op.candidates)
 
-    def fill(self, uniforms: Uniforms) -> None:
-        """Draw fresh random numbers; the first draw on another device restarts the generator there."""
+    def fill(self, uniforms: Uniforms, luck: Tensor | None = None) -> None:
+        """Draw fresh random numbers; the first draw on another device restarts the generator there.
+
+        ``luck`` replaces those of the tests.
+        """
         if self.sampling.greedy:
             return
         if self.generator.device != uniforms.last.device:
@@ -110,6 +116,8 @@ class Sampler:
         for out in uniforms:
             if out.numel():
                 torch.rand(out.shape, generator=self.generator, dtype=out.dtype, device=out.device, out=out)
+        if luck is not None:
+            uniforms.tests.copy_(luck)
 
     @property
     def state(self) -> Tensor:

@@ -17,6 +17,7 @@ from triforce_chat.engine.speculation.cost_model import (
     AcceptanceCurve,
     Average,
     Guess,
+    StepTimes,
 )
 
 TRIALS = (1, 2)  # tokens of the first trials; the very first may have to prepare its sizes
@@ -78,12 +79,15 @@ class Arm:
     pace: Callable[[], float] = lambda: 0.0
     spent: Callable[[], float] = lambda: 0.0  # seconds of all of these rounds so far
     cost: Average = field(default_factory=lambda: Average(FORGET))  # seconds per drafted token
-    # Seconds that a draft of a level takes beside its rounds: a launch, catching up, building a cache
+    # Seconds that a draft takes beside its tokens: a launch, catching up, building a cache
     overhead: Average = field(default_factory=lambda: Average(FORGET))
     excess: Average = field(default_factory=lambda: Average(FORGET))  # tokens drafted beyond those requested
     guess: Guess = GUESS
     surplus: int = 0  # tokens that its drafts may have beyond those asked for: a level makes whole rounds
+    # What a further token of a draft takes, as a share of what the first one does, before that is known
+    further: float = 1.0
     curve: AcceptanceCurve = field(init=False)
+    lengths: StepTimes = field(init=False)  # seconds of its drafts by their tokens
     counted: float = 0.0  # seconds of its drafter's rounds up to the latest draft
     trials: int = 0  # number of first trials so far
     again: bool = False  # whether the latest trial came after the first ones
@@ -93,7 +97,7 @@ class Arm:
     warmups: int = 1  # drafts to come that may include preparations, such as captures
 
     def __post_init__(self) -> None:
-        self.curve = AcceptanceCurve(self.guess)
+        self.curve, self.lengths = AcceptanceCurve(self.guess), StepTimes(self.further)
 
     @property
     def measured(self) -> bool:
@@ -109,7 +113,8 @@ class Arm:
 
         ``rounds``: of these seconds, those of the drafter's own rounds, where it makes rounds.
         """
-        each, usual, weight = self.pace() or seconds / made, self.cost.mean, FIRST if self.warmups else 1.0
+        usual, weight = self.cost.mean, FIRST if self.warmups else 1.0
+        each = self.pace() or self._each(seconds, made)
         beside = max(0.0, seconds - (rounds or each * made))
         self.overhead.add(min(beside, OUTLIER * self.seconds(made) or beside), weight)
         if each < usual / (PREPARED if self.cost.weight > 1 else DISTURBED):
@@ -120,6 +125,11 @@ class Arm:
         self.warmups = max(0, self.warmups - 1)
         self.excess.add(made - asked)
         self.measured_at = now
+
+    def _each(self, seconds: float, made: int) -> float:
+        """Of the seconds of a draft, those of each token, as drafts of other lengths tell them from the rest."""
+        self.lengths.add(made, seconds)
+        return min(1 / made, self.lengths.line[1] / self.lengths(made)) * seconds
 
     def tried(self) -> None:
         """Count a trial that is being run."""
@@ -136,6 +146,8 @@ class Arm:
         if not cost.weight and self.measured:
             return
         self.cost, self.excess, self.overhead, self.warmups = cost, excess, overhead, 1
+        if whole := self.seconds(1):
+            self.lengths = StepTimes(cost.mean / whole)
         if self.measured:
             self.trials, self.measured_at = len(TRIALS), now
 
@@ -148,8 +160,9 @@ class Arm:
 
     def restart(self) -> None:
         """Forget everything that was learnt."""
-        fresh = Arm(self.drafter, guess=self.guess)
+        fresh = Arm(self.drafter, guess=self.guess, further=self.further)
         self.cost, self.excess, self.overhead = fresh.cost, fresh.excess, fresh.overhead
+        self.lengths = fresh.lengths
         self.curve.use(fresh.curve)
         self.warmups = 1
         self.trials, self.again, self.asked, self.measured_at, self.patience = 0, False, False, 0, TRY_AGAIN

@@ -16,10 +16,15 @@ FORGET_TIME = 0.9  # weight of the past at each new measurement: contexts grow, 
 FORGET_SHAPE = 0.99  # the cost of a row, in steps of one row, changes with the machine only
 ROW_PRIOR = 0.04  # cost of one more row, as a share of a step of one row, before anything else is known
 # The same on a GPU, where reading the weights takes the time, and where keys and values come from host memory.
-GPU_ROW_PRIOR, STREAMED_ROW_PRIOR = 0.01, 0.001
+GPU_ROW_PRIOR, STREAMED_ROW_PRIOR = 0.003, 0.001
 # The same where a CPU multiplies quantized weights: with few of them to read, computing bounds a step of several rows.
 COMPUTED_ROW_PRIOR = 0.15
-PRIOR_WEIGHT = 4.0  # in rows squared
+# What a further token of a draft takes on a GPU, as a share of the first one, before anything else is known: launching
+# and catching up are most of what a short draft takes.
+GPU_FURTHER_PRIOR = 0.25
+PRIOR_WEIGHT = 4.0  # of these, in rows squared
+JUMP_WEIGHT = 0.1  # steps of several rows for which it counts that they take no longer than their rows do
+NEARLY = 1 + 1e-4  # for rounding
 STALE = 16  # steps of several rows after which older ones of one row count for no more than a new one
 FIRST = (
     1e-6  # weight of the first measurement of a kind, which may include captures: it counts until the second
@@ -150,22 +155,69 @@ class FixedAverage(Average):
         """Keep the weight."""
 
 
+class StepShape:
+    """How a step's seconds grow with its rows, as shares of a step of one row: a jump to the second, then a line.
+
+    Fitted by least squares to steps of several rows. Forwards of several rows run other kernels, and on a GPU their
+    rows cost next to nothing: a line through the step of one row would make long drafts look dear. ``row`` is the slope
+    before anything else is known.
+    """
+
+    def __init__(self, row: float) -> None:
+        # Sums over steps: of weights, of further rows, of their squares, of what a step took beyond one row's, and of
+        # that times the further rows.
+        self.sums = [0.0] * 5
+        self.begin_with(row)
+
+    def begin_with(self, row: float) -> None:
+        self.row = row
+        self._fit()
+
+    def add(self, more: int, excess: float, weight: float) -> None:
+        """A step of ``more`` further rows took 1 + ``excess`` times as long as one of one row."""
+        new = 1.0, more, more * more, excess, more * excess
+        self.sums = [FORGET_SHAPE * old + weight * each for old, each in zip(self.sums, new, strict=True)]
+        self._fit()
+
+    def __call__(self, rows: float) -> float:
+        return 1 + self.jump + self.slope * (rows - 1) if rows > 1 else 1.0
+
+    def _fit(self) -> None:
+        count, more, more2, excess, product = self.sums
+        count, more2, product = count + JUMP_WEIGHT, more2 + PRIOR_WEIGHT, product + PRIOR_WEIGHT * self.row
+        self.slope = max(0.0, (count * product - more * excess) / (count * more2 - more * more))
+        self.jump = (excess - self.slope * more) / count
+        if self.jump < 0:
+            self.jump, self.slope = 0.0, max(0.0, product / more2)
+
+    @classmethod
+    def of(cls, plain: Sequence[float]) -> StepShape:
+        """From the sums. Raises ValueError."""
+        made = cls(ROW_PRIOR)
+        if len(plain) != len(made.sums) or not all(map(math.isfinite, plain)):
+            raise ValueError(f"no shape: {plain}")
+        made.sums = [*map(float, plain)]
+        count, more, more2, *_ = made.sums
+        if more * more > count * more2 * NEARLY:
+            raise ValueError(f"no shape: {plain}")
+        made._fit()
+        return made
+
+
 class StepTimes:
     """Seconds of a forward by its number of rows: a level that moves quickly, times a shape that moves slowly.
 
-    The shape is a line, 1 at one row, fitted to step times in proportion to the level; ``row`` is its slope before
-    anything else is known.
+    ``row``: see ``StepShape``.
     """
 
     def __init__(self, row: float = ROW_PRIOR) -> None:
-        self.row = row
+        self.shape = StepShape(row)
         self.level = Average(FORGET_TIME)  # seconds of a step of one row, by steps of any size
         self.alone = Average(FORGET_TIME)  # seconds of steps of one row, as they were measured
         self.others = 0  # steps of several rows since the latest of one
         # Whether a step of several rows was much faster than those of one row had been; more than once, that is no
         # sign of a disturbed start.
         self.disproved = False
-        self.rows2 = self.product = 0.0  # sums over steps of (rows - 1) squared, and times the excess
         self.seen: set[int] = set()
 
     def add(self, rows: int, seconds: float) -> None:
@@ -179,11 +231,9 @@ class StepTimes:
             self.alone.clear()
         if seconds < self.level.mean / DISTURBED:
             self.level.clear()
-        elif self.level.weight >= 1:
-            more, excess = rows - 1, seconds / self.level.mean - 1
-            self.rows2 = FORGET_SHAPE * self.rows2 + weight * more * more
-            self.product = FORGET_SHAPE * self.product + weight * more * excess
-        self.level.add(seconds / (1 + self._slope * (rows - 1)), weight)
+        elif self.level.weight >= 1 and rows > 1:
+            self.shape.add(rows - 1, seconds / self.level.mean - 1, weight)
+        self.level.add(seconds / self.shape(rows), weight)
         self.others += 1
         if rows == 1:
             self._add_alone(seconds, weight)
@@ -195,17 +245,15 @@ class StepTimes:
         self.alone.add(seconds, weight)
 
     def plain(self) -> dict[str, Any]:
-        """Seconds of a step of one row with their weight, and the two sums of the shape."""
-        return {"level": self.level.plain(), "shape": [_rounded(self.rows2), _rounded(self.product)]}
+        """Seconds of a step of one row with their weight, and the sums of the shape."""
+        return {"level": self.level.plain(), "shape": [_rounded(each) for each in self.shape.sums]}
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> StepTimes:
         """From plain data. The first step of each size may still include preparations. Raises ValueError."""
         made = cls()
         made.level = Average.of(plain["level"], FORGET_TIME, STORED_TIMES)
-        made.rows2, made.product = map(float, plain["shape"])
-        if not (0 <= made.rows2 < math.inf and math.isfinite(made.product)):
-            raise ValueError(f"no shape: {plain['shape']}")
+        made.shape = StepShape.of(plain["shape"])
         return made
 
     @property
@@ -214,14 +262,13 @@ class StepTimes:
 
     def __call__(self, rows: float) -> float:
         """Expected seconds of a step with that many rows; 0 before the first measurement."""
-        first, more = self.line
-        return first + more * (rows - 1)
+        return self.level.mean * self.shape(rows)
 
     @property
     def line(self) -> tuple[float, float]:
-        """Expected seconds of a step's first row, and of each further one."""
-        first = self.level.mean
-        return first, first * self._slope
+        """Expected seconds of the first of several rows of a step, and of each further one."""
+        first, shape = self.level.mean, self.shape
+        return first * (1 + shape.jump), first * shape.slope
 
     @property
     def one_row(self) -> float:
@@ -230,10 +277,6 @@ class StepTimes:
         By others it cannot be told whether the machine has become slower or each row dearer.
         """
         return self.alone.mean if self.alone.weight else self.level.mean
-
-    @property
-    def _slope(self) -> float:
-        return max(0.0, (self.product + PRIOR_WEIGHT * self.row) / (self.rows2 + PRIOR_WEIGHT))
 
 
 class FixedStepTimes(StepTimes):

@@ -318,11 +318,11 @@ class Experience:
 
     def _explored(self, plan: Plan, drafted: int) -> None:
         """Count the time of a round, and what is lost by it if it is a trial."""
-        arm, (first, more) = plan.arm, self.times.round(self.rounds)
+        arm = plan.arm
         loss = self._plain_loss if plan.plain else 0.0
         if arm is not None and plan.trial and arm.again and self.habit.rate:
             loss = self.further_loss(arm, drafted, self.habit.rate)
-        self.exploration.passes(first + more * drafted + (arm.seconds(drafted) if arm else 0.0), loss)
+        self.exploration.passes(self._seconds(arm, drafted), loss)
         self.times.in_a_row = 0
 
     def _expect(
@@ -339,7 +339,12 @@ class Experience:
         chances = arm.curve.chances(drafted) if arm else self.hopes(match, drafted)
         record = 1.0 if arm else self.record
         tokens = 1 + (record * sum(chances) if known else accepted)
-        first, more = self.times.round(self.rounds)
-        drafts = arm.seconds(drafted) if arm else 0.0
-        seconds = first + more * drafted + drafts if known else drafting + verifying
+        seconds = self._seconds(arm, drafted) if known else drafting + verifying
         self.expected = Expected(self.expected.seconds + seconds, self.expected.tokens + tokens)
+
+    def _seconds(self, arm: Arm | None, drafted: int) -> float:
+        """What a round with so many drafted tokens is expected to take."""
+        if not drafted:
+            return self.times.waiting(self.rounds)
+        first, more = self.times.round(self.rounds)
+        return first + more * drafted + (arm.seconds(drafted) if arm else 0.0)

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from triforce_chat.engine.speculation.planner import Planner
 
 TRY_AFTER = 3  # rounds before an unmeasured drafter gets its first trial, unless much is expected of it
-# A first trial may lose this share of what its drafter would win in the expected rest of the answer if its drafts were
-# accepted as expected: many are not.
+# A first trial may lose this share of what its drafter would win in the expected rest of the answer, or in later ones,
+# if its drafts were accepted as expected: many are not.
 CHANCE = 0.25
+# What first trials show is kept for later answers, so it counts for at least so many tokens.
+LATER = 256
 # Further trials may together lose this share of the time of all tokens, those of the expected rest included.
 EXPLORED = 0.005
 # A further trial waits for all of an arm's patience if it is expected to lose the first share of a step; the less it
@@ -103,7 +105,8 @@ class Exploration:
         dear = forecast > 0 and hopes[best_length] * step > ALREADY
         if best.arm is not arm and planner.rounds <= TRY_AFTER and (planner.overlaps or not dear):
             return 0
-        won = planner.left_to_arms * (1 / best.rate - 1 / hopes[best_length]) if best.rate else math.inf
+        left = max(planner.left_to_arms, LATER * planner.sequences * planner.unmatched.mean)
+        won = left * (1 / best.rate - 1 / hopes[best_length]) if best.rate else math.inf
         for n in (many, few):
             loss = planner.loss(n, n * (forecast * step or step), best.rate, 0.0) + planner.capturing(arm, n)
             pays = best.arm is arm or self.worth(loss, won)

@@ -243,16 +243,16 @@ class Planner(Experience):
     def _looked_up(self, most: int, match: int) -> Plan:
         self.investment.quoted += self.times.plain_seconds if match == ORDERS else 0.0
         if self.lookup is None or not match:
-            return Plan(0, rate=self.sequences / self.times.round(self.rounds)[0])
+            return Plan(0, rate=self.sequences / self.times.waiting(self.rounds))
         record, hopes = self.record, [0.0, *accumulate(self.lookup.survival(match, most))]
-        (first, more), late = self.times.round(self.rounds), self.times.interruption(self.rounds)
-        most_hoped, least = self.sequences + record * hopes[-1], first + more + late
+        first, more = self.times.round(self.rounds)
+        first += self.times.interruption(self.rounds)
+        plain = self.sequences / self.times.waiting(self.rounds)
+        most_hoped, least = self.sequences + record * hopes[-1], first + more
         if most_hoped * self.times.plain_seconds <= self.sequences * least:  # as for most matches
-            return Plan(0, rate=self.sequences / first)
-        rates = {
-            n: (self.sequences + record * hopes[n]) / (first + more * n + (late if n else 0.0))
-            for n in sizes(0, most)
-        }
+            return Plan(0, rate=plain)
+        rates = {n: (self.sequences + record * hopes[n]) / (first + more * n) for n in sizes(1, most)}
+        rates[0] = plain
         n = self.best(None, rates, single=True)
         return Plan(n, rate=rates[n])
 
@@ -355,7 +355,8 @@ class Planner(Experience):
     def _tree_costs(self, arm: Arm, trees: TreePlan) -> RoundCosts:
         """As measured for trees; until then as for chains."""
         if not trees.measured:
-            return RoundCosts(*self.times.round(self.rounds), arm.cost.mean)
+            (first, row), (whole, each) = self.times.round(self.rounds), arm.line
+            return RoundCosts(first + whole, row, each)
         first, row = trees.costs.steps.line
         return RoundCosts(first + self.times.gap.mean, row, trees.costs.depth.mean)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import copy
+
 from triforce_chat.engine.speculation.calibration import FORGET, LevelTimes
 from triforce_chat.engine.speculation.cost_model import (
     DISTURBED,
@@ -36,19 +39,27 @@ class RoundTimes:
     def use(self, known: LevelTimes) -> None:
         """Go on from times that were measured before."""
         self.steps, self.gap, self.undrafted = known.steps, known.gap, known.undrafted
-        self.steps.row, self.in_a_row = self.row, 0
+        self.steps.shape.begin_with(self.row)
+        self.in_a_row = 0
 
     # What is expected of round ``now``
 
     def round(self, now: int) -> tuple[float, float]:
-        """Seconds of a round without a draft, and of verifying each drafted token."""
+        """Seconds of a round that drafts, beside its drafted tokens, and of verifying each of these."""
+        return self._limited(now, *self.steps.line)
+
+    def waiting(self, now: int) -> float:
+        """Seconds of a round without a draft that is waited for."""
+        return self._limited(now, self.steps(1), 0.0)[0]
+
+    def _limited(self, now: int, first: float, more: float) -> tuple[float, float]:
+        """What a waited round takes, as far as it is known: ``first`` and ``more`` were measured of verifications."""
         if not self.steps.known:
             return self.undrafted.mean, self.row * self.undrafted.mean
-        (first, more), gap = self.steps.line, self.gap.mean
         if self.undrafted.weight >= 1 and not self._waited_lately(now):
             usual = AT_MOST * self.undrafted.mean
-            return min(first + gap, usual), min(more, self.row * usual)
-        return first + gap, more
+            return min(first + self.gap.mean, usual), min(more, self.row * usual)
+        return first + self.gap.mean, more
 
     def _waited_lately(self, now: int) -> bool:
         """Whether what a waited round takes was measured by more than the first one, and not long ago.
@@ -59,14 +70,14 @@ class RoundTimes:
         return self.steps.level.weight >= 1 and now - self.waited_at <= WAIT_AGAIN
 
     def step(self, now: int) -> tuple[float, float]:
-        """Seconds of a round without a draft, and of verifying each drafted token; shares of a step until measured."""
+        """As ``round``; shares of a step until something was measured."""
         first, more = self.round(now)
         return (first, more) if first else (1.0, self.row)
 
     def interruption(self, now: int) -> float:
         """Seconds that a round with a draft costs the token after it, which is not launched ahead of the host then."""
         waits = self.in_a_row and self.steps.known
-        return max(0.0, self.round(now)[0] - self.undrafted.mean) if waits else 0.0
+        return max(0.0, self.waiting(now) - self.undrafted.mean) if waits else 0.0
 
     @property
     def plain_seconds(self) -> float:
@@ -131,12 +142,13 @@ class CurrentPlainTime:
         self.own = Average(FORGET_TIME)  # seconds of tokens without drafts, in this process
         self.pace = Average(FORGET_TIME)  # seconds of verifications, as multiples of the stored ones
         self.then = 0.0  # the pace at the latest token without a draft; 0: not known
-        self.line = (0.0, 0.0)  # stored seconds of a verification's first row, and of each further one
+        self.verification: Callable[[int], float] = lambda _: 0.0  # stored seconds, by its rows
         self.stored = 0.0  # seconds of a token without a draft
 
     def use(self, times: RoundTimes) -> None:
         """Go on from times that were measured before."""
-        self.line, self.stored = times.steps.line, times.plain_seconds
+        one, shape = times.steps.level.mean, copy(times.steps.shape)
+        self.verification, self.stored = lambda rows: one * shape(rows), times.plain_seconds
         self.own.clear()
         self.pace.clear()
 
@@ -150,8 +162,7 @@ class CurrentPlainTime:
 
     def verified(self, rows: int, seconds: float) -> None:
         """A verification of so many rows took so many seconds."""
-        expected = self.line[0] + self.line[1] * (rows - 1)
-        if expected:
+        if expected := self.verification(rows):
             self.pace.add(min(PAUSE, seconds / expected))
 
     @property

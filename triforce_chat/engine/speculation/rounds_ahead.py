@@ -125,9 +125,10 @@ def _blend(planner: Planner) -> AcceptanceCurve:
 
 
 def _line(planner: Planner, length: int) -> tuple[float, float]:
-    """Seconds of one of several rounds without a draft, and of each drafted token."""
+    """Seconds of one of several rounds that draft, beside the drafted tokens, and of each of these."""
     first, more = planner.times.steps.line if planner.times.steps.known else (1.0, planner.times.row)
     arm = planner.first
     if arm is None:
         return first, more
-    return first, more + (arm.cost.mean if arm.measured else arm.forecast(length) * first)
+    whole, each = arm.line if arm.measured else (0.0, arm.forecast(length) * first)
+    return first + whole, more + each

@@ -27,6 +27,7 @@ from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.speculation.arm import LEVEL_HOPE, Arm
 from triforce_chat.engine.speculation.cost_model import (
     COMPUTED_ROW_PRIOR,
+    GPU_FURTHER_PRIOR,
     GPU_ROW_PRIOR,
     LEVEL_GUESS,
     ROW_PRIOR,
@@ -423,7 +424,8 @@ class Builder:
         cache = StreamingCache(self.draft.shape, **room, buffer=self.buffer)
         self.caches.append(cache)
         drafter, own = DraftModel(self.draft, cache, lengths, self.group), StepCost.of(self.draft).model
-        return [Arm(drafter, forecast=share(lambda _: own, step or self.plain_step))]
+        further = GPU_FURTHER_PRIOR if self.draft.device.type == "cuda" else 1.0
+        return [Arm(drafter, forecast=share(lambda _: own, step or self.plain_step), further=further)]
 
     @property
     def plain_step(self) -> Step:

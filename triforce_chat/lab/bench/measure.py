@@ -31,6 +31,7 @@ STOCK = "transformers"
 QUICK, QUICK_STREAMED = "triforce", "auto"
 PATIENCE = 60.0  # seconds
 WARMUP = 32  # tokens
+MOST_RUNS = 1000  # of a case on a prompt
 OTHER_SEED = (
     1 << 40
 )  # flipped in the seed of a text that is drawn, so that drafts of it pass by other numbers
@@ -52,9 +53,9 @@ class Bench:
     ``plain_tokens``, where each takes long, and is warmed up with a quarter of them at most.
 
     ``same_text``: plain decoding first draws an answer to each prompt at each temperature, of the longest length asked
-    for, and every case decodes that text, accepting drafts as often as if it had sampled it by itself. With
-    ``plain_tokens`` the stack ``triforce`` draws it, or ``auto`` where weights are streamed: their texts have the same
-    distribution.
+    for, and every case decodes that text, accepting drafts as often as if it had sampled it by itself. The same random
+    numbers decide that in all cases, so that a factor between two is no matter of luck. With ``plain_tokens`` the stack
+    ``triforce`` draws the text, or ``auto`` where weights are streamed: their texts have the same distribution.
     """
 
     def __init__(
@@ -76,7 +77,8 @@ class Bench:
         self.ended: KeyboardInterrupt | Exception | None = None
         # By the tokens of a prompt and of an answer.
         self.plain_greedy: dict[tuple[int, int], Measured] = {}
-        # Of the current prompt: texts by the temperature that was set, and how they were drawn by a case's footing.
+        self.prompt = 0  # the current one
+        # Of it: texts by the temperature that was set, and how they were drawn by a case's footing.
         self.texts: dict[float | None, list[int]] = {}
         self.drawn: dict[tuple[float | None, int], tuple[Run, int]] = {}
 
@@ -85,6 +87,7 @@ class Bench:
         read, measured = Read(len(prompts[0])), [Measured(case) for case in cases]
         with self._ending():
             for n, ids in enumerate(prompts):
+                self.prompt = n
                 if self.warmup:
                     self._read(ids, read)
                 self._draw(ids, cases)
@@ -160,11 +163,17 @@ class Bench:
             return warmup, tokens
         return min(warmup, max(1, self.plain_tokens // 4)), min(tokens, self.plain_tokens)
 
-    def answer(self, ids: Sequence[int], settings: Settings, tokens: int) -> Run:
-        """Decode as one does after a prefill: the last tokens are read again, whose queries choose chunks."""
+    def answer(self, ids: Sequence[int], settings: Settings, tokens: int, run: int | None = None) -> Run:
+        """Decode as one does after a prefill: the last tokens are read again, whose queries choose chunks.
+
+        ``run``: its number, if its tests are those of the other cases' runs of that number on the prompt.
+        """
         self.engine.settle(ids[: max(1, len(ids) - QUERY_WINDOW)])
         tally, started, before = Tally(), time.perf_counter(), self.engine.expected
-        for event in self.engine.answer(self.request(ids, settings, tokens)):
+        request = self.request(ids, settings, tokens)
+        if run is not None and request.forced:
+            request = replace(request, luck=MOST_RUNS * self.prompt + run)
+        for event in self.engine.answer(request):
             tally.add(event)
             if isinstance(event, Prefilled) and event.done == event.total:
                 # The device has yet to finish its work.
@@ -223,7 +232,7 @@ class Bench:
             if not self.warmup:
                 self.engine.settle([0])
             while len(runs) < self.repeats:
-                runs.append(self.answer(ids, settings, self.lengths(settings)[1]))
+                runs.append(self.answer(ids, settings, self.lengths(settings)[1], len(runs)))
                 self.on_run(len(ids), n, into.case, runs[-1])
             peak = max(peak, peak_bytes())
         first = runs[0].tally.finished
