@@ -94,8 +94,8 @@ class TokenBuffer:
     committed in every row, and ``slack`` the largest number of further ones: 0 except between rounds that the host does
     not wait for. ``forced`` [B, room] holds the token that a benchmark wants at each place, FREE where any will do; it
     is None outside of benchmarks, as is ``luck`` [levels, room], the random numbers by which each level tests what was
-    drafted for a place, the top level's first. ``host`` [room] are the ids of the first sequence in the host's memory, as far as it
-    knows them; on a CPU they are ``ids`` themselves.
+    drafted for a place, the top level's first. ``host`` [room] are the ids of the first sequence in the host's memory,
+    as far as it knows them; on a CPU they are ``ids`` themselves.
     """
 
     def __init__(self, ids: Tensor, length: Tensor, known: int, host: Tensor | None = None) -> None:

@@ -24,7 +24,7 @@ from triforce_chat.engine.speculation.cost_model import (
 )
 from triforce_chat.engine.speculation.exploration import TRY_AFTER, Exploration
 from triforce_chat.engine.speculation.forecast import FROM_HOST, LAYER, StepCost
-from triforce_chat.engine.speculation.investment import Investment
+from triforce_chat.engine.speculation.investment import SURE, Investment
 from triforce_chat.engine.speculation.lookup import LEARN, ORDERS, PRIOR, NgramLookup
 from triforce_chat.engine.speculation.plan import ROWS, Plan, sizes
 from triforce_chat.engine.speculation.planner import SELDOM, Planner
@@ -367,6 +367,23 @@ def measured(plain: float = 0.1, rest: int = 1000, forecast: float = 0.5) -> Pla
 def test_a_first_trial_must_be_worth_it(rest: int, forecast: float, trials: int) -> None:
     """It costs about half a step, and wins what its drafter saves in the rest of the answer if all goes well."""
     assert tried(measured(rest=rest, forecast=forecast), 1) == trials
+
+
+@pytest.mark.parametrize(("rest", "trials"), [(SURE, 1), (SURE - 1, 0)])
+def test_what_a_first_trial_shows_counts_for_later_answers(rest: int, trials: int) -> None:
+    """Where another drafter pays, unless the answer is about to end: little is to be won in its next 32 tokens."""
+    planner = Planner(arms_of([Chance(0.04, 0.5), Chance(0.03, 0.9)], 0.1), most=8)
+    for _ in range(2):
+        planner.times.steps.add(1, 0.1)
+    other = planner.arms[1]
+    for _ in range(9):
+        other.learn_cost(0.03, 1, 1, 0)
+        other.curve.learn(2, 1)
+    other.trials = len(TRIALS)
+    planner.rounds = TRY_AFTER
+    planner.investment.begin(rest)
+    planner.renew(rest)
+    assert tried(planner, 1) == trials
 
 
 def test_what_lookup_makes_is_nothing_that_a_trial_could_win() -> None:

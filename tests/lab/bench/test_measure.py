@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ from triforce_chat.documents import Document, Page
 from triforce_chat.engine import prefix_cache
 from triforce_chat.engine.cache.kv_cache import KVCache
 from triforce_chat.engine.engine import Engine, Request
-from triforce_chat.engine.events import Finished, Verified
+from triforce_chat.engine.events import Event, Finished, Verified
 from triforce_chat.engine.exactness import Differences, tokens_of
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import DoesNotFit, ModelError, UsageError
@@ -177,7 +177,13 @@ class Scripted(Bench):
     def warm(self, ids: Sequence[int], settings: Settings) -> None:
         self.warmed.append((ids[0], settings.stack))
 
-    def answer(self, ids: Sequence[int], settings: Settings, tokens: int) -> Run:  # noqa: ARG002
+    def answer(
+        self,
+        ids: Sequence[int],
+        settings: Settings,
+        tokens: int,  # noqa: ARG002
+        run: int | None = None,  # noqa: ARG002
+    ) -> Run:
         ms = self.script[ids[0], settings.stack].pop(0)
         if not ms:
             raise self.end
@@ -406,10 +412,10 @@ def test_drawing_a_text_is_the_first_run_of_plain_decoding(
     engine, timed = lab.engine(), []
 
     class Counting(Bench):
-        def answer(self, ids: Sequence[int], settings: Settings, tokens: int) -> Run:
+        def answer(self, ids: Sequence[int], settings: Settings, tokens: int, run: int | None = None) -> Run:
             if settings.stack == "autoregressive" and tokens == 20:
                 timed.append(tokens)
-            return super().answer(ids, settings, tokens)
+            return super().answer(ids, settings, tokens, run)
 
     bench = Counting(engine, LOADED, repeats, warmup, same_text=True)
     made = cases(Settings(max_tokens=20), ["lookup", "autoregressive"], [0.5], [])
@@ -424,10 +430,10 @@ def test_where_plain_decoding_takes_long_another_stack_draws_the_text(lab: Lab) 
     engine, drew = lab.engine(), list[str]()
 
     class Listening(Bench):
-        def answer(self, ids: Sequence[int], settings: Settings, tokens: int) -> Run:
+        def answer(self, ids: Sequence[int], settings: Settings, tokens: int, run: int | None = None) -> Run:
             if not self.texts and tokens == 20:
                 drew.append(settings.stack)
-            return super().answer(ids, settings, tokens)
+            return super().answer(ids, settings, tokens, run)
 
     streamed: Any = SimpleNamespace(**vars(LOADED) | {"streamed": SimpleNamespace(resident=1)})
     for loaded, plain_tokens, stack in (
@@ -648,3 +654,27 @@ def test_the_table_shows_what_was_varied() -> None:
     columns = table(list(Scripted(script, repeats=1).rows([[1]], made))).columns
     assert [*columns[1].cells] == ["autoregressive", "lookup chunk=4", "lookup chunk=8"]
     assert [*columns[6].cells] == ["1.00x", "2.00x", "4.00x"]
+
+
+@pytest.mark.usefixtures("small_stacks")
+@pytest.mark.parametrize("same_text", [False, True])
+def test_all_stacks_have_the_same_luck_on_a_prompt(lab: Lab, same_text: bool) -> None:
+    """Each run its own. Where stacks decode texts of their own, and while they warm up, nothing is given."""
+    engine, asked = lab.engine(), list[tuple[str, int, int | None]]()
+    answer = engine.answer
+
+    def listening(request: Request) -> Iterator[Event]:
+        asked.append((engine.options.name, request.max_tokens, request.luck))
+        return answer(request)
+
+    engine.answer = listening  # type: ignore[method-assign]
+    bench = Bench(engine, LOADED, 2, 5, same_text=same_text)
+    made = cases(Settings(max_tokens=20), ["naive", "lookup"], [0.5], [])
+    list(bench.rows([lab.text(90), lab.text(80)], made))
+    given = {
+        stack: [luck for name, n, luck in asked if (name, n) == (stack, 20)] for stack in ("naive", "lookup")
+    }
+    assert given["naive"] == given["lookup"]
+    assert len(given["naive"]) == 4
+    assert len(set(given["naive"])) == (4 if same_text else 1)
+    assert {luck for _, n, luck in asked if n == 5} == {None}

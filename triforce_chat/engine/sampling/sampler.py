@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -73,7 +72,13 @@ class Sampler:
 
     def run(self, inputs: SamplerInputs, luck: Tensor | None = None) -> SamplerOutput:
         """Verify; ``luck`` [1, n] are the random numbers of the tests, if they are not drawn."""
-        return self.executor.run(self.op, inputs, partial(self.fill, luck=luck))
+
+        def fill(uniforms: Uniforms) -> None:
+            self.fill(uniforms)
+            if luck is not None:
+                uniforms.tests.copy_(luck)
+
+        return self.executor.run(self.op, inputs, fill)
 
     def unprepared(self, like: SamplerInputs, length: int, rows: int) -> list[Preparation]:
         """What is to be captured before verifications of ``rows`` rows after ``length`` tokens are one replay.
@@ -104,11 +109,8 @@ class Sampler:
         """Search more candidates for top-p nuclei from now on."""
         self.op = replace(self.op, candidates=WIDER * self.op.candidates)
 
-    def fill(self, uniforms: Uniforms, luck: Tensor | None = None) -> None:
-        """Draw fresh random numbers; the first draw on another device restarts the generator there.
-
-        ``luck`` replaces those of the tests.
-        """
+    def fill(self, uniforms: Uniforms) -> None:
+        """Draw fresh random numbers; the first draw on another device restarts the generator there."""
         if self.sampling.greedy:
             return
         if self.generator.device != uniforms.last.device:
@@ -116,8 +118,6 @@ class Sampler:
         for out in uniforms:
             if out.numel():
                 torch.rand(out.shape, generator=self.generator, dtype=out.dtype, device=out.device, out=out)
-        if luck is not None:
-            uniforms.tests.copy_(luck)
 
     @property
     def state(self) -> Tensor:

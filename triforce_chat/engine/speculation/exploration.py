@@ -21,7 +21,8 @@ TRY_AFTER = 3  # rounds before an unmeasured drafter gets its first trial, unles
 # A first trial may lose this share of what its drafter would win in the expected rest of the answer, or in later ones,
 # if its drafts were accepted as expected: many are not.
 CHANCE = 0.25
-# What first trials show is kept for later answers, so it counts for at least so many tokens.
+# What a first trial shows is kept for later answers. Where another drafter pays already, it counts for at least so many
+# tokens, unless this answer is about to end.
 LATER = 256
 # Further trials may together lose this share of the time of all tokens, those of the expected rest included.
 EXPLORED = 0.005
@@ -105,11 +106,13 @@ class Exploration:
         dear = forecast > 0 and hopes[best_length] * step > ALREADY
         if best.arm is not arm and planner.rounds <= TRY_AFTER and (planner.overlaps or not dear):
             return 0
-        left = max(planner.left_to_arms, LATER * planner.sequences * planner.unmatched.mean)
-        won = left * (1 / best.rate - 1 / hopes[best_length]) if best.rate else math.inf
+        saved = 1 / best.rate - 1 / hopes[best_length] if best.rate else math.inf
+        later = LATER * planner.sequences * planner.unmatched.mean if best.arm and planner.goes_on else 0.0
         for n in (many, few):
-            loss = planner.loss(n, n * (forecast * step or step), best.rate, 0.0) + planner.capturing(arm, n)
-            pays = best.arm is arm or self.worth(loss, won)
+            loss = planner.loss(n, n * (forecast * step or step), best.rate, 0.0)
+            captures = planner.capturing(arm, n)
+            left = planner.left_to_arms if captures else max(planner.left_to_arms, later)
+            pays = best.arm is arm or self.worth(loss + captures, left * saved)
             if pays and planner.affordable(arm, n, planner.times.plain_seconds):
                 return n
         return 0

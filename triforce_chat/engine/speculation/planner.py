@@ -18,7 +18,7 @@ from triforce_chat.engine.group import SINGLE, RankGroup
 from triforce_chat.engine.speculation.arm import TRIALS, TRY_AGAIN, Arm
 from triforce_chat.engine.speculation.cost_model import ROW_PRIOR, AcceptanceCurve
 from triforce_chat.engine.speculation.experience import Experience
-from triforce_chat.engine.speculation.investment import Investment, Lacking, nothing_lacking
+from triforce_chat.engine.speculation.investment import SURE, Investment, Lacking, nothing_lacking
 from triforce_chat.engine.speculation.lookup import CUTOFF, ORDERS, NgramLookup
 from triforce_chat.engine.speculation.plan import NEVER, Plan, Proposals, sizes
 from triforce_chat.engine.speculation.stack_specs import LONGEST_BRANCH, MAX_TREE
@@ -132,6 +132,11 @@ class Planner(Experience):
     def expected_rest(self) -> int:
         """Tokens that all sequences are expected to add to their answers."""
         return self.sequences * self.investment.expected_rest
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the answer is not about to end, as far as its limit tells."""
+        return self.investment.expected_rest >= SURE
 
     @property
     def left_to_arms(self) -> float:
