@@ -47,7 +47,7 @@ class Shelf:
 def times(first: float, more: float, *costs: float, gap: float = 0.0) -> LevelTimes:
     """Seconds of a forward's first row and of each further one, and of each token that an arm drafts."""
     plain: dict[str, Any] = {
-        "steps": {"level": [first, 4.0], "shape": [0.0, 0.0, 1e6, 0.0, 1e6 * more / first]},
+        "steps": {"level": [first, 4.0], "shape": [0.04, 0.0, 0.0, 1e6, 0.0, 1e6 * more / first]},
         "gap": [gap, 4.0],
         "undrafted": [0.0, 0.0],
         "costs": [[cost, 4.0] for cost in costs],

@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from triforce_chat.cli.engines import (
-    compile_ahead,
-    forgotten_calibrations,
-    open_answering,
-    with_shown_model,
-)
+from triforce_chat.cli.engines import compile_ahead, open_answering, with_shown_model
 from triforce_chat.cli.options import Documents, parse_list
 from triforce_chat.cli.output import TABLE_WIDTH, print_json, print_record, screen_of
 from triforce_chat.cli.reading import read_all
@@ -339,8 +334,10 @@ def open_bench(recipe: Recipe, options: Options, screen: Screen) -> tuple[Bench,
 
     spec = EngineSpec(recipe.loaded, recipe.room, recipe.shape, recipe.device_memory, recipe.sequences)
     compile_ahead(dataclasses.replace(spec, settings=recipe.compiled), screen)
-    # As in a conversation, stacks go on from what they have learnt on earlier prompts, and nothing is left behind.
-    engine, target, seconds = open_answering(spec, screen, calibrations=forgotten_calibrations)
+    from triforce_chat.lab.bench.case_calibrations import CaseCalibrations
+
+    calibrations = CaseCalibrations()
+    engine, target, seconds = open_answering(spec, screen, calibrations=lambda *_: calibrations)
     from triforce_chat.lab.bench.measure import Bench
 
     chosen, show = recipe.chosen, partial(show_run, options, screen, target)
@@ -353,6 +350,7 @@ def open_bench(recipe: Recipe, options: Options, screen: Screen) -> tuple[Bench,
         show,
         chosen.plain_tokens,
         chosen.same_text,
+        calibrations,
     )
     return run, seconds
 

@@ -128,7 +128,7 @@ class TokenBuffer:
             ids = torch.full_like(ids, FREE)
             ids[0, len(tokens) :][: len(following)] = following
             made.forced = ids.to(device)
-        if luck is not None:
+        if forced and luck is not None:
             drawn = torch.rand(MOST_LEVELS, room, generator=torch.Generator().manual_seed(luck))
             made.luck = torch.cat([drawn.new_zeros(MOST_LEVELS, len(tokens)), drawn], 1).to(device)
         return made

@@ -32,7 +32,7 @@ from triforce_chat.models.memory import processor
 from triforce_chat.models.presets import short_name
 from triforce_chat.settings.paths import calibration_file
 
-FORMAT = 2  # of the file; another one is ignored
+FORMAT = 1  # of the file; another one is ignored
 KEPT = 50  # entries
 KEY_DIGITS = 12
 

@@ -376,7 +376,7 @@ def test_a_calibration_that_took_too_long_is_continued_by_later_starts(
         left.append(shelf.read(engine.calibrator.options).measured[BUCKET].left.get("target", 0))
         if not left[-1]:
             break
-    assert left == list(range(SURVEY_PLAIN + 2 * SURVEY_DRAFTS - 1, -1, -1))
+    assert left == list(range(SURVEY_PLAIN + 2 * len(SURVEY_DRAFTS) - 1, -1, -1))
     known = shelf.read(engine.calibrator.options).measured[BUCKET]
     assert known.complete
     costs = [cost for level in known.times.values() for cost in level.costs]

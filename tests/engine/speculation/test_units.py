@@ -455,7 +455,7 @@ def test_a_jump_to_several_rows_does_not_make_each_of_them_dear() -> None:
     )
 
 
-def test_steps_of_one_size_leave_the_slope_what_it_was() -> None:
+def test_a_machine_that_slows_down_leaves_the_slope_nearly_what_it_was() -> None:
     times = StepTimes(0.01)
     for rows in (1, 1, 4, 4, 16, 16) * 5:
         times.add(rows, 0.1 + 0.001 * rows)
@@ -463,11 +463,18 @@ def test_steps_of_one_size_leave_the_slope_what_it_was() -> None:
     for _ in range(300):
         times.add(4, 0.208)  # the machine is half as fast
     assert times(4) == pytest.approx(0.208, rel=0.01)
-    assert times(16) / times(4) == pytest.approx(before, rel=0.05)
+    assert times(16) / times(4) == pytest.approx(before, rel=0.06)
 
 
 @pytest.mark.parametrize(
-    "shape", [[], [0.0] * 4, [1.0, 0.0, 0.0, 0.0, float("nan")], [1.0, 3.0, 4.0, 0.0, 0.0]]
+    "shape",
+    [
+        [1.0],
+        [0.1, 0.0, 0.0, 0.0, 0.0],
+        [0.1, 1.0, 0.0, 0.0, 0.0, float("nan")],
+        [0.1, 1.0, 3.0, 4.0, 0.0, 0.0],
+        [0.1, -0.1, 0.0, -5.0, 0.0, 0.0],
+    ],
 )
 def test_what_is_no_shape_is_refused(shape: list[float]) -> None:
     """Squares that are smaller than their sum allows were no squares."""

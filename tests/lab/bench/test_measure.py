@@ -26,6 +26,7 @@ from triforce_chat.engine.exactness import Differences, tokens_of
 from triforce_chat.engine.speculation.stacks import StackOptions
 from triforce_chat.errors import DoesNotFit, ModelError, UsageError
 from triforce_chat.lab.bench import measure
+from triforce_chat.lab.bench.case_calibrations import CaseCalibrations
 from triforce_chat.lab.bench.cases import Case, cases, prompts_of, texts_of
 from triforce_chat.lab.bench.confidence import interval, percentile
 from triforce_chat.lab.bench.measure import Bench, drawing
@@ -174,7 +175,7 @@ class Scripted(Bench):
     def prefill(self, ids: Sequence[int]) -> float:
         return 100.0 * len(ids) + ids[0]
 
-    def warm(self, ids: Sequence[int], settings: Settings) -> None:
+    def warm(self, ids: Sequence[int], settings: Settings, learns: bool = True) -> None:  # noqa: ARG002
         self.warmed.append((ids[0], settings.stack))
 
     def answer(
@@ -667,7 +668,7 @@ def test_all_stacks_have_the_same_luck_on_a_prompt(lab: Lab, same_text: bool) ->
         asked.append((engine.options.name, request.max_tokens, request.luck))
         return answer(request)
 
-    engine.answer = listening  # type: ignore[method-assign]
+    engine.answer = listening  # type: ignore[method-assign, assignment]
     bench = Bench(engine, LOADED, 2, 5, same_text=same_text)
     made = cases(Settings(max_tokens=20), ["naive", "lookup"], [0.5], [])
     list(bench.rows([lab.text(90), lab.text(80)], made))
@@ -678,3 +679,35 @@ def test_all_stacks_have_the_same_luck_on_a_prompt(lab: Lab, same_text: bool) ->
     assert len(given["naive"]) == 4
     assert len(set(given["naive"])) == (4 if same_text else 1)
     assert {luck for _, n, luck in asked if n == 5} == {None}
+
+
+@pytest.mark.parametrize("warmup", [5, 0])
+def test_each_case_goes_on_from_what_it_has_learnt(
+    lab: Lab, warmup: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not from other cases, nor from drawing the text; without a warm-up every answer is a first one."""
+    known, engine = CaseCalibrations(), lab.engine()
+    engine.calibrations = known
+    monkeypatch.setattr(
+        measure, "stack_for", lambda settings, _: StackOptions(settings.stack, budget=SMALL_BUDGET)
+    )
+    began = list[tuple[bool, float | None, bool]]()
+
+    class Listening(Bench):
+        def warm(self, ids: Sequence[int], settings: Settings, learns: bool = True) -> None:
+            self.learns = learns
+            super().warm(ids, settings, learns)
+
+        def answer(self, ids: Sequence[int], settings: Settings, tokens: int, run: int | None = None) -> Run:
+            if settings.stack == "triforce" and tokens == (warmup or 20):
+                stored = bool(known.read(engine.calibrator.options).learnt)
+                began.append((self.learns, settings.temperature, stored))
+            return super().answer(ids, settings, tokens, run)
+
+    bench = Listening(engine, LOADED, 1, warmup, plain_tokens=8, same_text=True, calibrations=known)
+    made = cases(Settings(max_tokens=20), ["autoregressive", "triforce"], [0.5, 1.0], [])
+    list(bench.rows([lab.text(90), lab.text(80)], made))
+    assert [stored for learns, _, stored in began if not learns] == 4 * [False]
+    goes_on = warmup > 0
+    measured = [(temperature, stored) for learns, temperature, stored in began if learns]
+    assert measured == [(0.5, False), (1.0, False), (0.5, goes_on), (1.0, goes_on)]

@@ -24,6 +24,7 @@ TRIALS = (1, 2)  # tokens of the first trials; the very first may have to prepar
 TRY_AGAIN = 16  # rounds after which a drafter that was not far off is tried again, doubled each time in vain
 PREPARED = 3.0  # a draft this many times slower than the next one included preparations, such as captures
 OUTLIER = 3.0  # a draft counts as at most this many times slower than usual
+LEAST_SHARE = 0.01  # of a draft's seconds that its tokens take in any case
 NOT_FAR_OFF = 0.8  # share of the best rate
 # Acceptance of a drafter that was not tested yet, if all goes well: the good ones must not be missed. Of a level, which
 # is the model that verifies it with a part of its cache or of its bits, nearly all may be accepted.
@@ -116,12 +117,15 @@ class Arm:
         usual, weight = self.cost.mean, FIRST if self.warmups else 1.0
         each = self.pace() or self._each(seconds, made)
         beside = max(0.0, seconds - (rounds or each * made))
-        self.overhead.add(min(beside, OUTLIER * self.seconds(made) or beside), weight)
+        beside = min(beside, OUTLIER * self.seconds(made) or beside)
         if each < usual / (PREPARED if self.cost.weight > 1 else DISTURBED):
             self.cost.clear()
+            if not rounds:  # both are parts of the same seconds
+                self.overhead.clear()
         elif usual:
             each = min(each, OUTLIER * usual)
         self.cost.add(each, weight)
+        self.overhead.add(beside, weight)
         self.warmups = max(0, self.warmups - 1)
         self.excess.add(made - asked)
         self.measured_at = now
@@ -129,7 +133,8 @@ class Arm:
     def _each(self, seconds: float, made: int) -> float:
         """Of the seconds of a draft, those of each token, as drafts of other lengths tell them from the rest."""
         self.lengths.add(made, seconds)
-        return min(1 / made, self.lengths.line[1] / self.lengths(made)) * seconds
+        share = self.lengths.line[1] / self.lengths(made)
+        return seconds * min(1 / made, max(share, LEAST_SHARE / made))
 
     def tried(self) -> None:
         """Count a trial that is being run."""

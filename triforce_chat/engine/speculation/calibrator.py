@@ -28,7 +28,7 @@ from triforce_chat.engine.speculation.stacks import MOST_GAMMA, Builder, StackOp
 from triforce_chat.engine.speculation.survey import EVERYTHING
 from triforce_chat.engine.speculation.tree_shapes import Rates
 
-TOKENS = 48  # decoded by a calibration at most
+TOKENS = 64  # decoded by a calibration at most
 SECONDS = 10.0  # after which a calibration ends; a later start goes on with what is still unknown
 
 

@@ -24,6 +24,7 @@ COMPUTED_ROW_PRIOR = 0.15
 GPU_FURTHER_PRIOR = 0.25
 PRIOR_WEIGHT = 4.0  # of these, in rows squared
 JUMP_WEIGHT = 0.1  # steps of several rows for which it counts that they take no longer than their rows do
+SHORT_RUN = 2  # steps of one size in a row, the first of which may have prepared something
 NEARLY = 1 + 1e-4  # for rounding
 STALE = 16  # steps of several rows after which older ones of one row count for no more than a new one
 FIRST = (
@@ -166,11 +167,7 @@ class StepShape:
     def __init__(self, row: float) -> None:
         # Sums over steps: of weights, of further rows, of their squares, of what a step took beyond one row's, and of
         # that times the further rows.
-        self.sums = [0.0] * 5
-        self.begin_with(row)
-
-    def begin_with(self, row: float) -> None:
-        self.row = row
+        self.row, self.sums = row, [0.0] * 5
         self._fit()
 
     def add(self, more: int, excess: float, weight: float) -> None:
@@ -190,15 +187,19 @@ class StepShape:
         if self.jump < 0:
             self.jump, self.slope = 0.0, max(0.0, product / more2)
 
+    def plain(self) -> list[float]:
+        """The slope before anything was known, and the sums."""
+        return [_rounded(each) for each in (self.row, *self.sums)]
+
     @classmethod
     def of(cls, plain: Sequence[float]) -> StepShape:
-        """From the sums. Raises ValueError."""
-        made = cls(ROW_PRIOR)
-        if len(plain) != len(made.sums) or not all(map(math.isfinite, plain)):
+        """From such a list. Raises ValueError."""
+        row, *sums = plain
+        made = cls(row)
+        if len(sums) != len(made.sums) or not all(map(math.isfinite, plain)):
             raise ValueError(f"no shape: {plain}")
-        made.sums = [*map(float, plain)]
-        count, more, more2, *_ = made.sums
-        if more * more > count * more2 * NEARLY:
+        count, more, more2, *_ = made.sums = [*map(float, sums)]
+        if count < 0 or more2 < 0 or more * more > count * more2 * NEARLY:
             raise ValueError(f"no shape: {plain}")
         made._fit()
         return made
@@ -219,6 +220,7 @@ class StepTimes:
         # sign of a disturbed start.
         self.disproved = False
         self.seen: set[int] = set()
+        self.run = (0, 0)  # size and number of the latest steps of one size
 
     def add(self, rows: int, seconds: float) -> None:
         seconds = max(seconds, 1e-6)  # a coarse clock must not promise infinite speed
@@ -231,12 +233,21 @@ class StepTimes:
             self.alone.clear()
         if seconds < self.level.mean / DISTURBED:
             self.level.clear()
-        elif self.level.weight >= 1 and rows > 1:
-            self.shape.add(rows - 1, seconds / self.level.mean - 1, weight)
+        elif self.level.weight >= 1 and rows > 1 and self._tells_shape(rows):
+            usual, share = self.shape(rows), seconds / self.level.mean
+            # More than that is the machine, which has become slower.
+            share = min(max(share, usual / DISTURBED), usual * DISTURBED)
+            self.shape.add(rows - 1, share - 1, weight)
         self.level.add(seconds / self.shape(rows), weight)
         self.others += 1
         if rows == 1:
             self._add_alone(seconds, weight)
+
+    def _tells_shape(self, rows: int) -> bool:
+        """Whether a step of other rows was made lately: a long run of one size tells of the machine's speed only."""
+        size, run = self.run
+        self.run = rows, (run + 1 if rows == size else 1)
+        return self.run[1] <= SHORT_RUN
 
     def _add_alone(self, seconds: float, weight: float) -> None:
         if self.others > STALE:
@@ -245,8 +256,8 @@ class StepTimes:
         self.alone.add(seconds, weight)
 
     def plain(self) -> dict[str, Any]:
-        """Seconds of a step of one row with their weight, and the sums of the shape."""
-        return {"level": self.level.plain(), "shape": [_rounded(each) for each in self.shape.sums]}
+        """Seconds of a step of one row with their weight, and the shape."""
+        return {"level": self.level.plain(), "shape": self.shape.plain()}
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> StepTimes:

@@ -95,7 +95,8 @@ class Exploration:
 
     def _first(self, planner: Planner, arm: Arm, best: Plan, most: int, length: int) -> int:
         """Tokens of a trial of an arm that is hardly known; 0 if it has to wait, or is not worth it."""
-        (step, more), forecast = planner.times.step(planner.rounds), arm.forecast(length)
+        (_, more), forecast = planner.times.step(planner.rounds), arm.forecast(length)
+        step = planner.times.waiting(planner.rounds) or 1.0
         curve = arm.curve if arm.curve.tested else AcceptanceCurve(GUESS._replace(rate=arm.hope))
         hopes = planner.rates(arm, most, (0.0, forecast * step), curve)
         best_length = max(hopes, key=hopes.__getitem__)

@@ -11,6 +11,7 @@ from triforce_chat.engine.speculation.cost_model import (
     FIRST,
     FORGET_TIME,
     Average,
+    StepShape,
     StepTimes,
 )
 
@@ -39,7 +40,8 @@ class RoundTimes:
     def use(self, known: LevelTimes) -> None:
         """Go on from times that were measured before."""
         self.steps, self.gap, self.undrafted = known.steps, known.gap, known.undrafted
-        self.steps.shape.begin_with(self.row)
+        if not self.steps.known:
+            self.steps.shape = StepShape(self.row)
         self.in_a_row = 0
 
     # What is expected of round ``now``

@@ -126,9 +126,9 @@ def _blend(planner: Planner) -> AcceptanceCurve:
 
 def _line(planner: Planner, length: int) -> tuple[float, float]:
     """Seconds of one of several rounds that draft, beside the drafted tokens, and of each of these."""
-    first, more = planner.times.steps.line if planner.times.steps.known else (1.0, planner.times.row)
-    arm = planner.first
+    steps, arm = planner.times.steps, planner.first
+    first, more = steps.line if steps.known else (1.0, planner.times.row)
     if arm is None:
         return first, more
-    whole, each = arm.line if arm.measured else (0.0, arm.forecast(length) * first)
+    whole, each = arm.line if arm.measured else (0.0, arm.forecast(length) * (steps(1) or 1.0))
     return first + whole, more + each

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from triforce_chat.engine.speculation.arm import Arm
 from triforce_chat.engine.speculation.plan import Plan
 
-# A calibration runs so many rounds without a draft, and so many drafts of as many tokens by each arm, the first of
-# which still include preparations: of CUDA graphs, of caches, and of the plans of a level below.
-SURVEY_PLAIN, SURVEY_DRAFTS, SURVEY_WARMUPS, SURVEY_TOKENS = 4, 4, 2, 4
+# A calibration runs so many rounds without a draft, and drafts of so many tokens by each arm, the first of which still
+# include preparations: of CUDA graphs, of caches, and of the plans of a level below. Two lengths tell what each token
+# takes from what a draft takes besides.
+SURVEY_PLAIN, SURVEY_DRAFTS, SURVEY_WARMUPS = 4, (4, 9, 4, 9), 2
 EVERYTHING = 1 << 30  # rounds; more than any calibration has
 
 
 def prescribe(agenda: deque[Plan], plain: bool, able: Sequence[Arm], left: int) -> None:
     """Add rounds that measure those arms, and with ``plain`` plain decoding; only ``left`` of the last ones remain."""
     undrafted = [Plan(0)] * (SURVEY_PLAIN if plain else 0)
-    agenda.extend([*undrafted, *(Plan(SURVEY_TOKENS, arm) for arm in able for _ in range(SURVEY_DRAFTS))])
+    agenda.extend([*undrafted, *(Plan(n, arm) for arm in able for n in SURVEY_DRAFTS)])
     while len(agenda) > left:
         agenda.popleft()
     for arm in able:

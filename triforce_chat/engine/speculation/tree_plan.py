@@ -180,7 +180,6 @@ class TreePlan:
         """Go on from times that were measured before, if they were."""
         if costs.depth.weight:
             self.costs, self.timed = costs, WARMUPS
-            self.costs.steps.shape.begin_with(self.row)
 
     @property
     def measured(self) -> bool:

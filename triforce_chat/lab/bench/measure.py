@@ -16,6 +16,7 @@ from triforce_chat.engine.events import Prefilled
 from triforce_chat.engine.exactness import Differences, differences
 from triforce_chat.engine.protocol import EngineProtocol
 from triforce_chat.lab.bench.baselines import baselines
+from triforce_chat.lab.bench.case_calibrations import CaseCalibrations
 from triforce_chat.lab.bench.cases import Case
 from triforce_chat.lab.bench.peer import Peer
 from triforce_chat.lab.bench.row import Measured, Read, Row, Run, against, row_of
@@ -47,15 +48,17 @@ class Bench:
     """Runs cases on one engine; a prefill that takes more than ``PATIENCE`` is measured once.
 
     ``warmup`` tokens are decoded before the first run of every case on every prompt: kernels are compiled
-    and most graphs captured meanwhile. With none, each case reads the prompt by itself, and its first run is what a
-    person's first answer would be. ``past_end`` makes every answer as long as was asked for. After an interrupt or an
+    and most graphs captured meanwhile. Each case goes on from what its planners have learnt on earlier prompts. Without
+    a warm-up nothing is known, each case reads the prompt by itself, and its first run is what a person's first answer
+    would be. ``past_end`` makes every answer as long as was asked for. After an interrupt or an
     error, what has been measured stands, and ``ended`` is what ended it. Plain decoding stops after
     ``plain_tokens``, where each takes long, and is warmed up with a quarter of them at most.
 
     ``same_text``: plain decoding first draws an answer to each prompt at each temperature, of the longest length asked
     for, and every case decodes that text, accepting drafts as often as if it had sampled it by itself. The same random
-    numbers decide that in all cases, so that a factor between two is no matter of luck. With ``plain_tokens`` the stack
-    ``triforce`` draws the text, or ``auto`` where weights are streamed: their texts have the same distribution.
+    numbers decide that in all cases, but for trees, so that a factor between two is no matter of luck. With
+    ``plain_tokens`` the stack ``triforce`` draws the text, or ``auto`` where weights are streamed: their texts have the
+    same distribution.
     """
 
     def __init__(
@@ -68,8 +71,10 @@ class Bench:
         on_run: OnRun = ignore_run,
         plain_tokens: int | None = None,
         same_text: bool = False,
+        calibrations: CaseCalibrations | None = None,
     ) -> None:
         self.engine, self.loaded = engine, loaded
+        self.calibrations = calibrations or CaseCalibrations()  # that the engine was loaded with
         self.repeats, self.warmup, self.on_run = repeats, warmup, on_run
         # A text that was drawn has no end.
         self.past_end, self.same_text = past_end or same_text, same_text
@@ -146,11 +151,15 @@ class Bench:
         except (KeyboardInterrupt, Exception) as end:
             self.ended = end
 
-    def warm(self, ids: Sequence[int], settings: Settings) -> None:
-        """Put a stack on the prefilled prompt, alone in memory, and let it do everything for the first time."""
+    def warm(self, ids: Sequence[int], settings: Settings, learns: bool = True) -> None:
+        """Put a stack on the prefilled prompt, alone in memory, and let it do everything for the first time.
+
+        If it ``learns``, it goes on from what it has learnt with these settings.
+        """
         self.engine.restack(stack_for(replace(settings, stack=PLAIN.name), self.loaded))
         gc.collect()  # the stack before it, with its graphs: a small card has no room for two
         reset_peak()
+        self.calibrations.use(settings if learns and self.warmup else None)
         self.engine.restack(stack_for(settings, self.loaded))
         if tokens := self.lengths(settings)[0]:
             self.engine.prepare(self.request(ids, settings, tokens))
@@ -214,7 +223,7 @@ class Bench:
         quick = QUICK if self.loaded.streamed is None else QUICK_STREAMED
         stack = PLAIN.name if self.plain_tokens is None else quick
         for settings in drawing(cases, stack) if self.same_text else ():
-            self.warm(ids, settings)
+            self.warm(ids, settings, learns=False)  # nothing of the text that cases are measured on
             run = self.answer(ids, settings, settings.max_tokens)
             self.texts[settings.temperature] = run.tally.token_ids
             self.drawn[settings.temperature, settings.max_tokens] = run, peak_bytes()
