@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -24,7 +25,7 @@ COMPUTED_ROW_PRIOR = 0.15
 GPU_FURTHER_PRIOR = 0.25
 PRIOR_WEIGHT = 4.0  # of these, in rows squared
 JUMP_WEIGHT = 0.1  # steps of several rows for which it counts that they take no longer than their rows do
-SHORT_RUN = 2  # steps of one size in a row, the first of which may have prepared something
+KNOWN = 2  # steps of one size after which another one tells nothing new of its rows
 NEARLY = 1 + 1e-4  # for rounding
 STALE = 16  # steps of several rows after which older ones of one row count for no more than a new one
 FIRST = (
@@ -219,35 +220,29 @@ class StepTimes:
         # Whether a step of several rows was much faster than those of one row had been; more than once, that is no
         # sign of a disturbed start.
         self.disproved = False
-        self.seen: set[int] = set()
-        self.run = (0, 0)  # size and number of the latest steps of one size
+        self.seen = Counter[int]()  # steps of each size
+        self.late = 0  # latest steps in a row that took much longer than expected
 
     def add(self, rows: int, seconds: float) -> None:
         seconds = max(seconds, 1e-6)  # a coarse clock must not promise infinite speed
         if self.known:  # a step that was interrupted by something else says nothing about the machine
             seconds = min(seconds, 3 * self(rows))
-        weight = 1.0 if rows in self.seen else FIRST
-        self.seen.add(rows)
+        self.seen[rows] += 1
+        weight = 1.0 if self.seen[rows] > 1 else FIRST
         if not self.disproved and seconds < self.alone.mean / DISTURBED:
             self.disproved = True
             self.alone.clear()
-        if seconds < self.level.mean / DISTURBED:
+        # Of a size that is known, it tells of the machine, and not of rows.
+        late = self.seen[rows] > KNOWN and seconds > DISTURBED * self(rows)
+        self.late = self.late + 1 if late else 0
+        if seconds < self.level.mean / DISTURBED or self.late > 1:
             self.level.clear()
-        elif self.level.weight >= 1 and rows > 1 and self._tells_shape(rows):
-            usual, share = self.shape(rows), seconds / self.level.mean
-            # More than that is the machine, which has become slower.
-            share = min(max(share, usual / DISTURBED), usual * DISTURBED)
-            self.shape.add(rows - 1, share - 1, weight)
+        elif self.level.weight >= 1 and rows > 1 and not late:
+            self.shape.add(rows - 1, seconds / self.level.mean - 1, weight)
         self.level.add(seconds / self.shape(rows), weight)
         self.others += 1
         if rows == 1:
             self._add_alone(seconds, weight)
-
-    def _tells_shape(self, rows: int) -> bool:
-        """Whether a step of other rows was made lately: a long run of one size tells of the machine's speed only."""
-        size, run = self.run
-        self.run = rows, (run + 1 if rows == size else 1)
-        return self.run[1] <= SHORT_RUN
 
     def _add_alone(self, seconds: float, weight: float) -> None:
         if self.others > STALE:
