@@ -50,9 +50,9 @@ class Bench:
     ``warmup`` tokens are decoded before the first run of every case on every prompt: kernels are compiled
     and most graphs captured meanwhile. Each case goes on from what its planners have learnt on earlier prompts. Without
     a warm-up nothing is known, each case reads the prompt by itself, and its first run is what a person's first answer
-    would be. ``past_end`` makes every answer as long as was asked for. After an interrupt or an
-    error, what has been measured stands, and ``ended`` is what ended it. Plain decoding stops after
-    ``plain_tokens``, where each takes long, and is warmed up with a quarter of them at most.
+    would be. ``past_end`` makes every answer as long as was asked for. After an interrupt or an error, what has been
+    measured stands, and ``ended`` is what ended it. Plain decoding stops after ``plain_tokens``, where each takes long,
+    and is warmed up with a quarter of them at most.
 
     ``same_text``: plain decoding first draws an answer to each prompt at each temperature, of the longest length asked
     for, and every case decodes that text, accepting drafts as often as if it had sampled it by itself. The same random
