@@ -24,7 +24,6 @@ SLOW_TERMINAL = (
     "rich.table",
     "prompt_toolkit",
 )
-BLINK = 0.4  # seconds
 
 
 def modules(folder: str) -> list[Path]:
@@ -159,16 +158,22 @@ def least_seconds(*arguments: str, enough: float = 0.0) -> float:
     return min(took)
 
 
-@pytest.mark.parametrize("argument", ["--help", "--version"])
-def test_help_answers_in_a_blink(argument: str) -> None:
-    assert least_seconds("-m", "triforce_chat", argument, enough=BLINK) < BLINK
+@pytest.fixture(scope="module")
+def library_seconds() -> float:
+    """What the smallest program needs that has commands and is asked for help."""
+    return least_seconds("-c", SMALLEST, "one", "--help")
 
 
-@pytest.mark.parametrize("command", ["ask", "bench"])
-def test_the_help_of_a_command_costs_little_more_than_the_library_that_prints_it(command: str) -> None:
-    """Typer needs a multiple of a bare interpreter's time, and how much depends on its version."""
-    most = 2 * least_seconds("-c", SMALLEST, "one", "--help")
-    assert least_seconds("-m", "triforce_chat", command, "--help", enough=most) < most
+@pytest.mark.parametrize(
+    ("share", "arguments"),
+    [(1.5, ["--help"]), (1.5, ["--version"]), (2, ["ask", "--help"]), (2, ["bench", "--help"])],
+)
+def test_help_costs_little_more_than_the_library_that_prints_it(
+    share: float, arguments: list[str], library_seconds: float
+) -> None:
+    """Machines differ by a multiple, and so do versions of Typer: no number of seconds would hold for all."""
+    most = share * library_seconds
+    assert least_seconds("-m", "triforce_chat", *arguments, enough=most) < most
 
 
 @pytest.mark.parametrize("arguments", HELP)
