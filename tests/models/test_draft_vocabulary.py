@@ -13,6 +13,8 @@ from support.answers import answer
 from support.tiny_models import VOCABULARY, save_model, save_tokenizer, save_weights
 
 from triforce_chat.engine.engine import Engine
+from triforce_chat.engine.forward.cpu_layer import CpuLayer
+from triforce_chat.engine.forward.quantized import QuantizedLinear
 from triforce_chat.errors import ModelError
 from triforce_chat.loading.join_draft import draft_runner
 from triforce_chat.loading.load_engine import load_engine
@@ -72,6 +74,16 @@ def test_a_draft_without_a_vocabulary_of_its_own_is_as_before(target: LoadedMode
     check_draft(target, draft)
     assert draft_runner(draft, target).subset is None
     assert read_draft_vocabulary(tmp_path / "nowhere") is None
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_draft_on_a_cpu_stays_in_16_bits(target: LoadedModel, tmp_path: Path) -> None:
+    draft = load(save_model(tmp_path / "draft", head_dim=16))
+    for weight in draft.model.parameters():
+        weight.copy_(weight.to(torch.bfloat16))
+    runner = draft_runner(draft, target)
+    assert all(isinstance(layer, CpuLayer) for layer in runner.model.base_model.layers)
+    assert isinstance(runner.model.lm_head, QuantizedLinear)
 
 
 def test_a_draft_for_another_tokenizer_is_refused(target: LoadedModel, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from triforce_chat.engine.forward.attention_backend import AttentionBackend
+from triforce_chat.engine.forward.cpu_layer import keep_in_16_bits
 from triforce_chat.engine.forward.quantized import QuantizedLayer
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.forward.shards import Embedding, local_shard
@@ -41,6 +42,7 @@ def draft_runner(draft: LoadedModel, target: LoadedModel, state: TargetState | N
         reader = StateReader(state, head.state.to(state.hidden), head.ages.to(state.hidden))
     ids = known.target_ids if known else None
     backend = AttentionBackend(*target.attention)
+    keep_in_16_bits(draft.model)
     return Runner(draft.model, target.vocab_size, target_ids=ids, reader=reader, backend=backend)
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 from support.tiny_models import VOCABULARY, save_adapter, save_model, write_quantized_gguf
-from torch import Tensor
+from torch import Tensor, nn
 
 from triforce_chat.engine.cache.full import FullCache
+from triforce_chat.engine.cpu_kernels import compiled
 from triforce_chat.engine.forward import cpu_layer, runner
+from triforce_chat.engine.forward.attention import NAME
 from triforce_chat.engine.forward.cpu_layer import FEW, CpuLayer
 from triforce_chat.engine.forward.forward import Feed
+from triforce_chat.engine.forward.modules import LanguageModel
+from triforce_chat.engine.forward.quantized import QuantizedLinear, weight_bytes
 from triforce_chat.engine.forward.runner import Runner
 from triforce_chat.engine.tree import Parents, paths, verified
 from triforce_chat.models.load import load_model
@@ -116,3 +121,63 @@ def test_an_adapter_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_dense_weights_are_left_to_transformers_layers(tmp_path: Path) -> None:
     model = load_model(str(save_model(tmp_path / "dense")), attention="sdpa").model
     assert not any(isinstance(layer, CpuLayer) for layer in Runner(model).model.base_model.layers)
+
+
+# Matrices of 16 bits
+
+
+def dense(folder: Path, family: str, dtype: torch.dtype) -> LanguageModel:
+    """A random model in fp32 whose weights that dtype holds exactly."""
+    tied = family == "qwen3"
+    save_model(folder, family, hidden_size=64, intermediate_size=96, head_dim=16, tie_word_embeddings=tied)
+    model = load_model(str(folder), attention=NAME).model
+    assert isinstance(model, LanguageModel)
+    for weight in model.parameters():
+        weight.copy_(weight.to(dtype))
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_16_bits_hold_takes_no_more_and_says_the_same(
+    family: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = dense(tmp_path / "dense", family, dtype)
+    narrow = deepcopy(model)
+    cpu_layer.keep_in_16_bits(narrow)
+    expected = weight_bytes(model) - sum(
+        module.weight.nbytes // 2 for module in model.modules() if isinstance(module, nn.Linear)
+    )
+    if model.config.tie_word_embeddings:
+        expected += model.lm_head.weight.nbytes  # its embedding stays in fp32
+    assert weight_bytes(narrow) == expected
+    fused, packed = Runner(narrow), Runner(model)
+    assert all(isinstance(layer, CpuLayer) for layer in narrow.base_model.layers)
+    for widths in ((1, 1, 8, 11), (130,)):
+        own, theirs = fed(fused, *widths), fed(packed, *widths)
+        assert (own - theirs).abs().max() < 1e-4 * theirs.abs().max()
+
+
+def test_numbers_that_16_bits_do_not_hold_stay(tmp_path: Path) -> None:
+    model = dense(tmp_path / "dense", "llama", torch.bfloat16)
+    model.base_model.layers[1].mlp.up_proj.weight[3, 5] += 1e-5
+    cpu_layer.keep_in_16_bits(model)
+    left = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    assert left == ["model.layers.1.mlp.up_proj"]
+    Runner(model)
+    assert [isinstance(layer, CpuLayer) for layer in model.base_model.layers] == [True, False]
+
+
+def test_without_the_library_all_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = dense(tmp_path / "dense", "llama", torch.bfloat16)
+    monkeypatch.setattr(compiled, "library", lambda: compiled.Compiled(None, "no compiler"))
+    monkeypatch.setattr(compiled, "will_compile", lambda: False)
+    cpu_layer.keep_in_16_bits(model)
+    assert not any(isinstance(module, QuantizedLinear) for module in model.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_that_are_computed_with_in_16_bits_stay(tmp_path: Path, dtype: torch.dtype) -> None:
+    model = load_model(str(save_model(tmp_path / "dense")), attention=NAME, dtype=dtype).model
+    cpu_layer.keep_in_16_bits(model)
+    assert not any(isinstance(module, QuantizedLinear) for module in model.modules())

@@ -1,4 +1,4 @@
-"""Decoder layers with quantized weights on a CPU: a few calls of compiled code where transformers' own make many."""
+"""Decoder layers on a CPU whose weights the library multiplies: a few calls where transformers' own make many."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from gguf import GGMLQuantizationType as Kind
 from torch import Tensor, nn
 
 from triforce_chat.engine.cache.quantization import FP8
 from triforce_chat.engine.cache.view import KVView
+from triforce_chat.engine.cpu_kernels import compiled
 from triforce_chat.engine.cpu_kernels.attention import DIMS, attend, rotate
 from triforce_chat.engine.cpu_kernels.few_rows import Linear, Norm
 from triforce_chat.engine.cpu_kernels.projection import Projection
 from triforce_chat.engine.cpu_kernels.quantized_matrix import QuantizedMatrix
+from triforce_chat.engine.forward import onednn
 from triforce_chat.engine.forward.attention import Part, read, updated
 from triforce_chat.engine.forward.modules import supports
+from triforce_chat.engine.forward.quantized import QuantizedLinear
 
 # Tokens up to which the library attends, whose intermediate results grow with tokens and context: at most as large
 # as the scores of torch's products, which are used for more.
 FEW = 16
+HALVES = ((Kind.BF16, torch.bfloat16), (Kind.F16, torch.float16))
 
 
 class CpuLayer(nn.Module):
@@ -90,6 +95,31 @@ def projection(*layers: Any, norm: Any = None, gated: bool = False) -> Projectio
 def norm_of(norm: Any) -> Norm | None:
     """The parameters of a norm module of transformers."""
     return norm and Norm(norm.weight, norm.variance_epsilon)
+
+
+def keep_in_16_bits(model: Any) -> None:
+    """Store in 16 bits what 16 bits hold exactly: fp32 matrices of linear layers, on a CPU.
+
+    For a draft model, which reads all of its weights for a token or two: they are read in half the time, and its layers
+    can be fused. A forward of many tokens is faster with fp32 weights. Nothing is done without the compiled library.
+    """
+    if not (onednn.available(model.device, model.dtype) and supports(model.config)):
+        return
+    if compiled.will_compile() or compiled.library().library is None:
+        return
+    for module in [*model.modules()]:
+        for name, child in [*module.named_children()]:
+            if isinstance(child, nn.Linear) and (matrix := in_16_bits(child.weight.detach())):
+                setattr(module, name, QuantizedLinear(matrix, child.bias))
+
+
+def in_16_bits(weight: Tensor) -> QuantizedMatrix | None:
+    """The same numbers in 16 bits each; None if these cannot hold them. weight: fp32 [O, I]."""
+    for kind, dtype in HALVES:
+        narrow = weight.to(dtype)
+        if torch.equal(narrow.float(), weight):
+            return QuantizedMatrix(narrow.view(torch.uint8), kind, weight.shape[1])
+    return None
 
 
 def fuse_layers(model: Any) -> None:
