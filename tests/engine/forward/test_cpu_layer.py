@@ -160,7 +160,7 @@ def test_what_16_bits_hold_takes_no_more_and_says_the_same(
 
 def test_numbers_that_16_bits_do_not_hold_stay(tmp_path: Path) -> None:
     model = dense(tmp_path / "dense", "llama", torch.bfloat16)
-    model.base_model.layers[1].mlp.up_proj.weight[3, 5] += 1e-5
+    model.get_parameter("model.layers.1.mlp.up_proj.weight")[3, 5] += 1e-5
     cpu_layer.keep_in_16_bits(model)
     left = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     assert left == ["model.layers.1.mlp.up_proj"]
